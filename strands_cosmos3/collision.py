@@ -67,11 +67,7 @@ class CollisionReport:
             return f"collisions: {self.outcome}"
         first, second = self.bodies
         where = "at the start" if self.row is None else f"at row {self.row}"
-        near = (
-            f"{self.depth_m * 1e3:.1f} mm deep"
-            if self.depth_m >= 0
-            else f"{-self.depth_m * 1e3:.1f} mm apart"
-        )
+        near = f"{abs(self.depth_m) * 1e3:.1f} mm {'deep' if self.depth_m >= 0 else 'apart'}"
         done = {
             "avoided": "; avoided",
             "stopped": f"; the arm holds from row {self.held_from_row} on",

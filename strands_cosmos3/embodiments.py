@@ -206,10 +206,12 @@ class Sampling:
 
     def over(self, preset: Sampling) -> Sampling:
         """Return the preset, overridden by the fields that are set."""
-        values = {field.name: getattr(self, field.name) for field in fields(Sampling)}
-        return replace(
-            preset, **{name: value for name, value in values.items() if value is not None}
-        )
+        values = {
+            field.name: value
+            for field in fields(Sampling)
+            if (value := getattr(self, field.name)) is not None
+        }
+        return replace(preset, **values)
 
 
 @dataclass(frozen=True)

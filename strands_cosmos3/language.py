@@ -62,21 +62,22 @@ class Language:
         if language is None:
             return None
         try:
-            parts = [language[name] for name in ("verbs", "colours", "words")]
+            verbs, colours, words = (
+                tuple(language[name]) for name in ("verbs", "colours", "words")
+            )
             grammar = language.get("grammar", cls.grammar)
-            strings = [grammar, *(word for part in parts for word in part)]
         except (AttributeError, KeyError, TypeError):
-            parts = [(), (), ()]
+            verbs = colours = words = ()
             grammar = ""
-            strings = [""]
-        valid = all(isinstance(word, str) and word for word in strings) and parts[0] and parts[1]
+        strings = (grammar, *verbs, *colours, *words)
+        valid = verbs and colours and all(isinstance(word, str) and word for word in strings)
         reader = _grammar(grammar) if valid else None
-        if not valid or (reader is not None and not set(parts[0]) <= set(reader.VERBS)):
+        if not valid or (reader is not None and not set(verbs) <= set(reader.VERBS)):
             raise LayoutError(
                 "checkpoint.json: language must hold lists of strings verbs (of its grammar's), "
                 f"colours and words, got {shown(language)}. Correct it, or download it again."
             )
-        return cls(tuple(parts[0]), tuple(parts[1]), frozenset(parts[2]), grammar)
+        return cls(verbs, colours, frozenset(words), grammar)
 
     def to_metadata(self) -> dict[str, Any]:
         """Return the ``language`` to record."""

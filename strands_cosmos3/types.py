@@ -54,7 +54,6 @@ OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
 OFF_POSE_BOUND_M = 0.01  # and one that misses it by more than that is not executed, by default
 
 _T = TypeVar("_T")
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FILLED: Any = None  # of a field that is filled, where it is left out, as the instance is made
 
 
@@ -73,6 +72,11 @@ class Mode(StrEnum):
             UnknownNameError: No such mode.
         """
         return cls(known_name(name, "mode", tuple(cls)))
+
+
+def _no_entries() -> Any:
+    """Declare a field that is an empty mapping, which nobody can change, by default."""
+    return field(default_factory=lambda: MappingProxyType({}))
 
 
 def _set(instance: object, **values: object) -> None:
@@ -156,7 +160,7 @@ class Observation:
 
     q_rad: F64
     gripper: float | F64
-    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
+    images: Mapping[str, NDArray[np.uint8]] = _no_entries()
     qd_rad_s: F64 | None = None
     t_capture_s: float = 0.0
     t_motion_s: float | None = None
@@ -230,13 +234,13 @@ class Request:
     seed: int = 0
     t_motion_s: float = 0.0
     privileged: Mapping[str, F64] | None = None
-    images: Mapping[str, NDArray[np.uint8]] = field(default_factory=lambda: _NOTHING)
+    images: Mapping[str, NDArray[np.uint8]] = _no_entries()
     conditioning_actions: F64 | None = None
     clip: NDArray[np.uint8] | str | Path | None = None
     action_prefix: F64 | None = None
     decode_frames: int | None = None
-    limb_poses: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
-    limb_anchors: Mapping[str, F64] = field(default_factory=lambda: _NOTHING)
+    limb_poses: Mapping[str, F64] = _no_entries()
+    limb_anchors: Mapping[str, F64] = _no_entries()
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)
@@ -328,7 +332,7 @@ class ActionChunk:
     embodiment: Embodiment
     fps: float | None = None
     seed: int = 0
-    timing: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    timing: Mapping[str, float] = _no_entries()
     video: NDArray[np.uint8] | None = None
     quantiles: tuple[F64, F64] | None = None
     T_base_departure: F64 | None = None
@@ -486,7 +490,7 @@ class JointTrajectory:
     q_rad: F64
     t_s: F64
     gripper: F64 | None = None
-    limb_poses: Mapping[str, PoseTrajectory] = field(default_factory=lambda: _NOTHING)
+    limb_poses: Mapping[str, PoseTrajectory] = _no_entries()
     residual_m: F64 = _FILLED
     residual_rad: F64 = _FILLED
     converged: NDArray[np.bool_] = _FILLED
@@ -576,18 +580,18 @@ class Rollout:
     drift: ErrorSummary | None = None
     loop_drift: ErrorSummary | None = None
     between_hands: ErrorSummary | None = None
-    by_limb: Mapping[str, Mapping[str, ErrorSummary]] = field(default_factory=lambda: _NOTHING)
+    by_limb: Mapping[str, Mapping[str, ErrorSummary]] = _no_entries()
     model_sha256: str | None = None
     fault: str | None = None
     latency_clock: str = "simulated"
-    inference_ms: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
-    seam_rad_s: Mapping[str, float] = field(default_factory=lambda: _NOTHING)
+    inference_ms: Mapping[str, float] = _no_entries()
+    seam_rad_s: Mapping[str, float] = _no_entries()
     final_state: str | None = None
     held: str | None = None
     assumed: bool = False
     borrowed_domain: str | None = None
     collisions: tuple[CollisionReport, ...] = ()
-    arrays: Mapping[str, NDArray[Any]] = field(default_factory=lambda: _NOTHING)
+    arrays: Mapping[str, NDArray[Any]] = _no_entries()
     video: Path | None = None
     followed: bool | None = None
 

@@ -65,6 +65,12 @@ class CollisionCheck:
             (geom, *self._met_by(geom, radius)) for geom in np.flatnonzero(standing).tolist()
         ]
 
+    @classmethod
+    def of(cls, model: mujoco.MjModel, joints: list[int]) -> CollisionCheck | None:
+        """Return the check of a chain; None if no geometries are to be checked."""
+        check = cls(model, joints)
+        return check if len(check.pairs) else None
+
     def _met_by(self, geom: int, radius: F64) -> tuple[NDArray[np.intp], NDArray[np.intp], F64]:
         """The pairs that a geometry is in, the partners' places in ``_geoms``, and their radii."""
         pairs, column = np.nonzero(self.pairs == geom)
@@ -75,14 +81,14 @@ class CollisionCheck:
         """The pairs without links that overlap wherever the arm is: coarse shapes do, about a
         joint.
         """
-        model, chain = self.model, joints
+        model = self.model
         low, high = np.where(
-            model.jnt_limited[chain, None] > 0, model.jnt_range[chain], (-np.pi, np.pi)
+            model.jnt_limited[joints, None] > 0, model.jnt_range[joints], (-np.pi, np.pi)
         ).T
         roots = model.body_rootid[model.geom_bodyid[pairs]]
         overlap = roots[:, 0] == roots[:, 1]
-        for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(chain))):
-            self._data.qpos[model.jnt_qposadr[chain]] = angles
+        for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(joints))):
+            self._data.qpos[model.jnt_qposadr[joints]] = angles
             mujoco.mj_kinematics(model, self._data)
             overlap[overlap] = [self._distance(a, b) < 0 for a, b in pairs[overlap]]
         return pairs[~overlap]
@@ -145,14 +151,10 @@ class CollisionCheck:
         least = _least(distance[0])
         closest = distance[1:]
         moved = np.linalg.norm(centres[1:] - centres[:-1], axis=2)  # [R, geometries]
-        may_meet = distance[:-1].min(axis=1) + closest.min(axis=1) < 2 * moved.max(axis=1) + _NEAR_M
-        for row in np.flatnonzero(may_meet | (closest < least).any(axis=1)):
-            approach = moved[row, self._first] + moved[row, self._second]  # [P] at most
-            if not (
-                (distance[row] + closest[row] < approach + _NEAR_M) | (closest[row] < least)
-            ).any():
-                continue
-            parts = int(np.clip(np.ceil(approach.max() / _NEAR_M), 2, _MAX_PARTS))
+        approach = moved[:, self._first] + moved[:, self._second]  # [R, P] at most
+        may_meet = (distance[:-1] + closest < approach + _NEAR_M) | (closest < least)
+        for row in np.flatnonzero(may_meet.any(axis=1)):
+            parts = int(np.clip(np.ceil(approach[row].max() / _NEAR_M), 2, _MAX_PARTS))
             between = q[row] + (q[row + 1] - q[row]) * (np.arange(1, parts) / parts)[:, None]
             nearest = np.minimum(closest[row], self.distances(between).min(axis=0))
             if (nearest < least).any():

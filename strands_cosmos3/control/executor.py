@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, finite_array, open_fractions, typed, whole_number
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
 from strands_cosmos3.control.holding import hold_rows
-from strands_cosmos3.control.stops import JointState, StopProfile, plan_stop
+from strands_cosmos3.control.stops import JointState, plan_stop
 from strands_cosmos3.control.trajectory import PlannedMotion, plan_motion, reference_period
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, MotionBoundsError
 from strands_cosmos3.robots.joints import HandLimits, JointLimits
@@ -217,7 +217,7 @@ class Takeover:
         """
         plan = self.plan
         if plan.head_end <= self.step < plan.motion_end:
-            return _braking(plan_stop(self.reference, self.limits), self.gripper, self.dt_s)
+            return _braking(self.reference, self.limits, self.gripper, self.dt_s)
         last = len(plan.block) - 1 if self.step >= plan.motion_end else plan.head_end
         block = plan.block.rows(min(self.step, last), last + 1)
         return replace(
@@ -261,20 +261,21 @@ class Takeover:
         n_motion = int(np.ceil(spline.end_s / dt_s - 1e-9))
         at_s = np.arange(n_motion + 1, dtype=np.float64) * dt_s
         q, qd, qdd = spline.sample(at_s)
-        segment = np.clip(
-            np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(gripper_rows) - 1
-        )
-        stop = plan_stop(JointState(q[-1], qd[-1], qdd[-1]), self.limits)
+        end = JointState(q[-1], qd[-1], qdd[-1])
         into_s = float(at_s[-1]) - spline.end_s  # braking begins at the last row, seldom on a step
-        tail = _braking(stop, gripper_rows[-1], dt_s, into_s)
+        tail = _braking(end, self.limits, gripper_rows[-1], dt_s, into_s)
         q[-1] = tail.q_rad[0]
         qd[-1] = tail.qd_rad_s[0]
         qdd[-1] = tail.qdd_rad_s2[0]
         body = ReferenceBlock(
-            q, qd, qdd, gripper_rows[segment], np.interp(at_s, spline.t_s, motion.nominal_s)
+            q,
+            qd,
+            qdd,
+            gripper_rows[spline.segment(at_s)],
+            np.interp(at_s, spline.t_s, motion.nominal_s),
         )
         n_head = 0 if head is None else len(head) - 1
-        block = _joined([*(() if head is None else (head,)), body, tail])
+        block = _joined([body, tail] if head is None else [head, body, tail])
         knot_step = n_head + np.ceil(spline.t_s / dt_s - 1e-9).astype(int)
         plan = ReferencePlan(block, n_head, n_head + n_motion, knot_step)
         return PreparedMotion(self.plan, self.step, plan, trajectory, motion)
@@ -297,8 +298,14 @@ class Executor(Restorable):
     """
 
     STATE = (
-        *("state", "counters", "_gripper", "_motion_from_s", "_plan"),
-        *("_cursor", "_history", "_before"),
+        "state",
+        "counters",
+        "_gripper",
+        "_motion_from_s",
+        "_plan",
+        "_cursor",
+        "_history",
+        "_before",
     )
 
     @typed()
@@ -371,7 +378,7 @@ class Executor(Restorable):
         step = self._cursor + steps
         block = self._plan.block
         motion_s = self._motion_from_s + self._nominal_now_s(steps)
-        gripper = np.asarray(block.gripper[min(step, len(block) - 1)]) if steps else self._gripper
+        gripper = block.gripper[min(step, len(block) - 1)] if steps else self._gripper
         return Takeover(self.limits, self.dt_s, self._plan, step, motion_s, gripper)
 
     def steps_until(self, prepared: PreparedMotion) -> int:
@@ -441,7 +448,7 @@ class Executor(Restorable):
         """
         if not followed:
             self._cursor, self._gripper, self._history = self._before
-        self._brake(_braking(plan_stop(self.reference, self.limits), self._gripper, self.dt_s))
+        self._brake(_braking(self.reference, self.limits, self._gripper, self.dt_s))
         self.state = ExecutorState.FAULT
         self.counters["faults"] += 1
 
@@ -463,7 +470,7 @@ class Executor(Restorable):
         self._before = self._cursor, self._gripper, self._history
         self._history = np.concatenate((self._history, block.q_rad))[-3:]
         self._cursor += n_steps
-        self._gripper = np.asarray(block.gripper[-1])
+        self._gripper = block.gripper[-1]
         if self.state is ExecutorState.RUNNING and self._cursor > self._plan.motion_end:
             self.state = ExecutorState.HOLD
             self.counters["holds"] += 1
@@ -537,12 +544,15 @@ def _held(gripper: F64, n: int) -> F64:
 
 
 def _braking(
-    profile: StopProfile, gripper: F64, dt_s: float, into_s: float = 0.0
+    state: JointState, limits: JointLimits, gripper: F64, dt_s: float, into_s: float = 0.0
 ) -> ReferenceBlock:
-    """A stop on the physics clock; row 0 is ``into_s`` after its start. Its nominal time is NaN."""
+    """A stop from a state, on the physics clock; row 0 is ``into_s`` after its start. Its nominal
+    time is NaN.
+    """
+    profile = plan_stop(state, limits)
     n = int(np.ceil(profile.end_s / dt_s)) + 1
     q, qd, qdd = profile.sample(np.arange(n + 1, dtype=np.float64) * dt_s + into_s)
-    return ReferenceBlock(q, qd, qdd, _held(np.asarray(gripper), n + 1), np.full(n + 1, np.nan))
+    return ReferenceBlock(q, qd, qdd, _held(gripper, n + 1), np.full(n + 1, np.nan))
 
 
 def _joined(blocks: list[ReferenceBlock]) -> ReferenceBlock:

@@ -174,21 +174,16 @@ def _dynamics(
     joints = joint_ids(model, limb.joints)
     addresses = model.jnt_qposadr[joints]
     dof = model.jnt_dofadr[joints]
-    moving = np.zeros(model.nv)
-    resting = np.zeros(model.nv)
-    links = np.empty((2, *q_rad.shape))
-    for k in range(len(q_rad)):
-        data.qpos[addresses] = q_rad[k]
-        data.qvel[dof] = 0.0
-        data.qacc[dof] = 0.0
+    torque = np.zeros(model.nv)
+    links = np.empty((2, *q_rad.shape))  # in motion, and at rest
+    for k, (q, *motion) in enumerate(zip(q_rad, qd_rad_s, qdd_rad_s2, strict=True)):
+        data.qpos[addresses] = q
         mujoco.mj_kinematics(model, data)
         mujoco.mj_comPos(model, data)
-        mujoco.mj_comVel(model, data)
-        mujoco.mj_rne(model, data, 0, resting)
-        data.qvel[dof] = qd_rad_s[k]
-        data.qacc[dof] = qdd_rad_s2[k]
-        mujoco.mj_comVel(model, data)
-        mujoco.mj_rne(model, data, 1, moving)
-        links[0, k] = moving[dof]
-        links[1, k] = resting[dof]
+        for row, (qd, qdd) in zip(links[:, k], (motion, (0.0, 0.0)), strict=True):
+            data.qvel[dof] = qd
+            data.qacc[dof] = qdd
+            mujoco.mj_comVel(model, data)
+            mujoco.mj_rne(model, data, 1, torque)
+            row[:] = torque[dof]
     return links[0] - links[1] + model.dof_armature[dof] * qdd_rad_s2, links[0]

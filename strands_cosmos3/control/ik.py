@@ -234,12 +234,11 @@ class MinkIKBridge:
         self._posture = mink.PostureTask(model, cost=posture_cost)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
-        frozen = sorted(set(range(int(model.nv))) - set(dof_address.tolist()))
+        frozen = np.setdiff1d(np.arange(model.nv), dof_address).tolist()
         self._frozen: list[mink.Task] = [mink.DofFreezingTask(model, frozen)] if frozen else []
         if avoid_collisions:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
-        check = CollisionCheck(model, self._joints) if check_collisions else None
-        self.collisions = check if check is not None and len(check.pairs) else None
+        self.collisions = CollisionCheck.of(model, self._joints) if check_collisions else None
         self._lm = LevenbergMarquardt(
             model, [self.frame], self.q_address, self.dof_address, [self.rotation_m]
         )
@@ -360,21 +359,14 @@ class MinkIKBridge:
     ) -> IKSolution:
         """Solve rows in turn, up to the first with a residual (m, rad) above ``most`` [T, 2]."""
         n = len(targets)
-        rows = np.empty((n, self.model.nq))
-        residual_m = np.empty(n)
-        residual_rad = np.empty(n)
-        clamped = np.zeros(n, dtype=bool)
-        iterations = np.zeros(n, dtype=int)
+        rows: list[tuple[F64, float, float, bool, int]] = []
         for i, target in enumerate(targets):
-            lower, upper = bounds.around(q[self.q_address])
-            q, residual_m[i], residual_rad[i], clamped[i], iterations[i] = self._step(
-                target, q, lower, upper, method, limits
-            )
-            rows[i] = q
-            if most is not None and (residual_m[i] > most[i, 0] or residual_rad[i] > most[i, 1]):
+            q, *residuals, _, _ = row = self._step(target, q, bounds, method, limits)
+            rows.append(row)
+            if most is not None and (most[i] < residuals).any():
                 n = i
                 break
-        return IKSolution(rows, residual_m, residual_rad, clamped, iterations).rows(0, n)
+        return IKSolution(*map(np.array, zip(*rows, strict=True))).rows(0, n)
 
     def _second_pass(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution
@@ -446,8 +438,9 @@ class MinkIKBridge:
         return IKSolution.joined((solution.rows(0, first), rest), solution.collision)
 
     def _step(
-        self, target: F64, q: F64, lower: F64, upper: F64, method: Method, limits: list[mink.Limit]
+        self, target: F64, q: F64, bounds: StepBounds, method: Method, limits: list[mink.Limit]
     ) -> tuple[F64, float, float, bool, int]:
+        lower, upper = box = bounds.around(q[self.q_address])
         spent = 0
         if method == "auto":
             angles, [(residual_m, residual_rad)], spent = self._lm.solve(
@@ -456,7 +449,7 @@ class MinkIKBridge:
             inside = (angles > lower).all() and (angles < upper).all()
             if inside and _reached(residual_m, residual_rad):
                 return self._lm.data.qpos.copy(), residual_m, residual_rad, False, spent
-        before, box = q, (lower, upper)
+        before = q
         q, residual_m, residual_rad, iterations = self._step_mink(target, q, box, limits, 1.0)
         # beside obstacles both count alike, lest the hand is turned into them
         if len(limits) == 1 and not _reached(residual_m, residual_rad) and self.rotation_m != 1.0:

@@ -19,9 +19,6 @@ import mujoco
 import numpy as np
 from mujoco import (
     mj_comPos,
-    mj_jacBody,
-    mj_jacGeom,
-    mj_jacSite,
     mj_kinematics,
     mju_mat2Quat,
     mju_rotVecQuat,
@@ -31,6 +28,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
+from strands_cosmos3.robots.model import pose_of
 
 # Slightly tighter than the convergence tolerances in ik.py.
 _POSITION_TOLERANCE_SQ = 0.9e-6**2
@@ -39,17 +37,13 @@ _MAX_ITERATIONS, _MAX_ITERATIONS_IN_BOX = 30, 50  # convergence is slower along 
 _LAMBDA_MIN = 1e-9
 _LAMBDA_MAX = 1e2
 _cholesky_solve: Any = getattr(lapack, "dposv")  # noqa: B009 - scipy creates the name at import
-_FRAME_KINDS = {
-    "body": (mj_jacBody, ""),
-    "site": (mj_jacSite, "site_"),
-    "geom": (mj_jacGeom, "geom_"),
-}
 
 
 class _Frame:
     """A driven frame: its pose in MuJoCo's data, its target, and its rows of error and Jacobian.
 
     Attributes:
+        view: MuJoCo's view of the frame.
         squares: Squared distance [m^2] and angle [rad^2] from the target, as of :meth:`update`.
     """
 
@@ -57,9 +51,10 @@ class _Frame:
         self, model: mujoco.MjModel, data: mujoco.MjData, kind: str, index: int, error: F64, J: F64
     ):
         self._model, self._data, self._id = model, data, index
-        self._jacobian, prefix = _FRAME_KINDS[kind]
-        self.position: F64 = getattr(data, f"{prefix}xpos")[index]
-        self.rotation: F64 = getattr(data, f"{prefix}xmat")[index]
+        self._jacobian: Any = getattr(mujoco, f"mj_jac{kind.capitalize()}")
+        self.view: Any = getattr(data, kind)(index)
+        self._position: F64 = self.view.xpos
+        self._rotation: F64 = self.view.xmat
         self._error = error
         self._error_m = error[:3]
         self._error_rad = error[3:]
@@ -80,8 +75,8 @@ class _Frame:
         """Write the error (m, rad, in world axes) at the present kinematics, and return its
         :attr:`squares`.
         """
-        np.subtract(self._target_m, self.position, out=self._error_m)
-        mju_mat2Quat(self._quat, self.rotation)
+        np.subtract(self._target_m, self._position, out=self._error_m)
+        mju_mat2Quat(self._quat, self._rotation)
         # rotation vector in the frame's own axes
         mju_subQuat(self._local_rad, self._target_quat, self._quat)
         mju_rotVecQuat(self._error_rad, self._local_rad, self._quat)
@@ -137,11 +132,7 @@ class LevenbergMarquardt:
         """Return the pose [4, 4] of the first frame in the world at a configuration [nq]."""
         self.data.qpos[:] = q_rad
         mj_kinematics(self.model, self.data)
-        T = np.eye(4)
-        frame = self._frames[0]
-        T[:3, :3] = frame.rotation.reshape(3, 3)
-        T[:3, 3] = frame.position
-        return T
+        return pose_of(self._frames[0].view)
 
     def residual(self, T_world_frame: Sequence[F64], q_rad: F64) -> list[tuple[float, float]]:
         """Return each frame's distance [m] and angle [rad] from its target [4, 4] at a

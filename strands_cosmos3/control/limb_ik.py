@@ -90,8 +90,8 @@ class LimbGeometry:
         """As :meth:`ArmGeometry.examine`."""
         if (check := self.ik.collisions) is None:
             return CollisionReport()
-        start, *rows = configurations(self.q, self.ik.q_address, q_rad)
-        return check.examine(start, np.array(rows))
+        rows = configurations(self.q, self.ik.q_address, q_rad)
+        return check.examine(rows[0], rows[1:])
 
 
 class LimbIK:
@@ -164,8 +164,7 @@ class LimbIK:
         }
         self.collisions: CollisionCheck | None = self.bridges[limbs[0].name].collisions
         if check_collisions and not alone:
-            check = CollisionCheck(self.model, joints)
-            self.collisions = check if len(check.pairs) else None
+            self.collisions = CollisionCheck.of(self.model, joints)
         shared = self.robot.shared_joints
         self._weight = np.array(
             [shared_weight if name in shared else 1.0 for name in self.robot.joints]

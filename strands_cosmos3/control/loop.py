@@ -380,9 +380,23 @@ class ControlLoop(Restorable):
     """
 
     STATE = (
-        *("counters", "error", "_pending", "_planning", "_ticks_ahead", "_latencies"),
-        *("_rows_passed", "_rows_merged", "_due_at_once", "_rows_remaining", "_row_s"),
-        *("_failures", "_not_before_s", "_moved_s", "_followed", "_q_rad", "_vain_waits"),
+        "counters",
+        "error",
+        "_pending",
+        "_planning",
+        "_ticks_ahead",
+        "_latencies",
+        "_rows_passed",
+        "_first_row",
+        "_due_at_once",
+        "_rows_remaining",
+        "_row_s",
+        "_failures",
+        "_not_before_s",
+        "_moved_s",
+        "_followed",
+        "_q_rad",
+        "_vain_waits",
     )
 
     def __init__(
@@ -416,7 +430,7 @@ class ControlLoop(Restorable):
         self._ticks_ahead = 1  # in real time, the reference that a chunk is planned from
         self._latencies: deque[float] = deque(maxlen=_LATENCIES)
         self._rows_passed = 0  # rows of the present chunk that had passed when it was accepted
-        self._rows_merged = 0  # 1 if the first of the remaining rows was due at once
+        self._first_row = 0  # of those that remained then and were not due at once
         self._due_at_once = False  # whether the chunk's own first row was
         self._rows_remaining = 0  # rows of the present chunk that remained then
         self._row_s = 0.0
@@ -595,7 +609,7 @@ class ControlLoop(Restorable):
         q_departure = self.arm.joint_state()[0]
         latency = self.config.latency_s
         reference = self.executor.reference.q_rad
-        off = np.abs(q_departure - reference).max() > self.config.anchor_tolerance_rad
+        off = self._off_reference(q_departure, reference)
         observation = self.planner.observe(None if off else self._prefix_span())
         if isinstance(observation, Observation):
             q_departure = observation.q_rad if off else reference
@@ -614,7 +628,12 @@ class ControlLoop(Restorable):
             result, now_s, motion_s, pauses, q_departure, reference, latency_s
         )
         self.counters["requested"] += 1
-        self.counters["anchored_on_measurement"] += int(off)
+        self.counters["anchored_on_measurement"] += off
+
+    def _off_reference(self, q_rad: F64, q_reference_rad: F64) -> bool:
+        """Whether angles [n] are too far from a reference for a chunk to depart from that."""
+        off_rad = np.abs(q_rad - q_reference_rad).max()
+        return bool(off_rad > self.config.anchor_tolerance_rad)
 
     def _prefix_span(self) -> PrefixSpan | None:
         executor = self.executor
@@ -629,7 +648,7 @@ class ControlLoop(Restorable):
             return None
         # the next chunk then begins with the row that has just been reached
         now = int(self._due_at_once)
-        return PrefixSpan(self._rows_passed + self._rows_merged + first - now, rows + now)
+        return PrefixSpan(self._first_row + first - now, rows + now)
 
     def _receive(self, now_s: float) -> None:
         """Take up the chunk that has arrived, if any, as soon as it is planned; one that cannot
@@ -702,8 +721,12 @@ class ControlLoop(Restorable):
             self.counters[f"seam_{seam}"] += 1
         if motion is None:
             return True
-        self._follow_rows(plan, rest, motion)
         self._followed = rest
+        self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
+        self._rows_passed = len(plan.t_s) - len(rest.t_s)
+        self._rows_remaining = len(motion.nominal_s) - 1
+        self._first_row = len(plan.t_s) - self._rows_remaining
+        self._row_s = float(motion.nominal_s[-1]) / self._rows_remaining
         if rest.collision.outcome is not CollisionOutcome.CLEAR:
             self.counters[f"collision_{rest.collision.outcome}"] += 1
         self.counters["off_pose_held"] += int(rest.held.sum())
@@ -726,15 +749,9 @@ class ControlLoop(Restorable):
         takeover = self.executor.takeover(ticks * self.substeps)
         blend_s = self.config.blend_s
         q_now = pending.q_departure_rad if self._q_rad is None else self._q_rad
-        then_and_now = (
-            (pending.q_departure_rad, pending.q_reference_rad),
-            (q_now, takeover.reference.q_rad),
-        )
         # to where a pushed arm is, the reference may go as fast as it can; not to where it was
-        pushed = all(
-            np.abs(q_rad - reference).max() > self.config.anchor_tolerance_rad
-            for q_rad, reference in then_and_now
-        )
+        was_pushed = self._off_reference(pending.q_departure_rad, pending.q_reference_rad)
+        pushed = was_pushed and self._off_reference(q_now, takeover.reference.q_rad)
 
         def prepare() -> tuple[PreparedMotion, Seam] | None:
             chunk = instance_of(plan, JointTrajectory, "plan")
@@ -743,15 +760,6 @@ class ControlLoop(Restorable):
             return join_chunk(chunk, pending.q_departure_rad, age_s, takeover, blend_s, arm)
 
         return PendingPlan(takeover, self._worker.submit(prepare))
-
-    def _follow_rows(
-        self, plan: JointTrajectory, rest: JointTrajectory, motion: PlannedMotion
-    ) -> None:
-        self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
-        self._rows_passed = len(plan.t_s) - len(rest.t_s)
-        self._rows_remaining = len(motion.nominal_s) - 1
-        self._rows_merged = len(rest.t_s) - self._rows_remaining
-        self._row_s = float(motion.nominal_s[-1] - motion.nominal_s[0]) / self._rows_remaining
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
         """Count a failure and pause before the next request; before the first motion, raise it."""

@@ -176,9 +176,7 @@ def _strain(state: tuple[F64, F64, F64], stop_s: F64, limits: JointLimits) -> tu
     flat = [x.reshape(-1, x.shape[-1]) for x in along]
     strain = np.zeros(at_s.shape[:2])
     for hand in limits.hands:
-        _, speed, acceleration = hand.chain.motion(
-            *(np.ascontiguousarray(hand.of_chain(x)) for x in flat)
-        )
+        _, speed, acceleration = hand.chain.motion(*map(hand.of_chain, flat))
         share = np.maximum(
             _length(speed) / hand.velocity, _length(acceleration) / hand.acceleration
         )
@@ -220,8 +218,8 @@ def _decelerations(q: F64, v: F64, a: F64, stop_s: F64, limits: JointLimits) -> 
     """
     speed = v + a * np.abs(a) / (2 * limits.jerk)
     room = np.maximum(np.where(speed > 0, limits.q_max - q, q - limits.q_min), 1e-9)
-    gentle = np.abs(speed) / np.maximum(stop_s, 1e-9)
     fast = np.abs(speed)
+    gentle = fast / np.maximum(stop_s, 1e-9)
     tight = room / _FURTHER
     spare = tight * tight - fast**3 / limits.jerk
     hard = np.where(

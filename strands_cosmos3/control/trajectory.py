@@ -91,6 +91,10 @@ class JointSpline:
         q, v, a, jerk = (x[k] for x in self.pieces)
         return constant_jerk(q, v, a, (at_s - self.piece_s[k])[:, None], jerk)
 
+    def segment(self, at_s: F64) -> NDArray[np.intp]:
+        """Return the segments [M], from 0 to K - 2, that end at or after times [M]."""
+        return np.clip(np.searchsorted(self.t_s, at_s) - 1, 0, len(self.t_s) - 2)
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedMotion:
@@ -148,7 +152,7 @@ def plan_motion(
                 spline, nominal_s, np.diff(spline.t_s) > requested * 1.0001, law is _smooth
             )
     if start.rests:
-        raise _too_long(len(q_rad), float(t_s[-1]), float(_straight_s(knots, limits).sum()))
+        raise _too_long(t_s, _straight_s(knots, limits).sum())
     raise ControlError(
         "no time law within the joint limits was found for this chunk: it starts at "
         f"{np.abs(start.qd_rad_s).max():.2f} rad/s "
@@ -175,16 +179,19 @@ def _require_bounded(q_start: F64, q_rad: F64, t_s: F64, limits: JointLimits) ->
             f"{MAX_DURATION_S:g} s are "
             "accepted. Send it in shorter chunks."
         )
-    least_s = float(
-        (np.abs(np.diff(np.vstack((q_start, q_rad)), axis=0)) / limits.velocity).max(axis=1).sum()
-    )
+    least_s = _fastest_s(np.vstack((q_start, q_rad)), limits).sum()
     if least_s > t_s[-1] + MAX_STRETCH_S:
-        raise _too_long(len(q_rad), float(t_s[-1]), least_s)
+        raise _too_long(t_s, least_s)
 
 
-def _too_long(rows: int, wanted_s: float, least_s: float) -> MotionBoundsError:
+def _fastest_s(knots: F64, limits: JointLimits) -> F64:
+    """[K - 1] lower bound of each segment's duration."""
+    return np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)
+
+
+def _too_long(t_s: F64, least_s: float) -> MotionBoundsError:
     return MotionBoundsError(
-        f"the chunk's {rows} rows are due in {wanted_s:.1f} s, but within the limits they take "
+        f"the chunk's {len(t_s)} rows are due in {t_s[-1]:.1f} s, but within the limits they take "
         f"{least_s:.1f} s; at most "
         f"{MAX_STRETCH_S:g} s more than asked are accepted. Send rows that lie closer together."
     )
@@ -208,10 +215,8 @@ def _stretch(
     least_s = np.maximum(wanted_s, _straight_s(knots, limits))
     slowest = 1.0 if law is _monotone else _SLOWEST
     longest_s = min(slowest * least_s.sum(), wanted_s.sum() + MAX_STRETCH_S)
-    # lower bound of any time law
-    fastest_s = np.abs(np.diff(knots, axis=0) / limits.velocity).max(axis=1)
     independent = law is _straight
-    stretch = np.maximum((least_s if independent else fastest_s) / wanted_s, 1.0)
+    stretch = np.maximum((least_s if independent else _fastest_s(knots, limits)) / wanted_s, 1.0)
     for _ in range(_MAX_PASSES):
         h = wanted_s * (stretch if independent else _ramped(stretch))
         if h.sum() > longest_s:
@@ -228,10 +233,9 @@ def _ramped(stretch: F64) -> F64:
     """[K - 1] the least stretch >= the given one with a bounded ratio between rows, so that the
     spline does not swing out.
     """
-    for order in (range(1, len(stretch)), range(len(stretch) - 2, -1, -1)):
-        towards = -1 if order.step > 0 else 1
-        for k in order:
-            stretch[k] = max(stretch[k], stretch[k + towards] / _RAMP)
+    for direction in (stretch, stretch[::-1]):
+        for k in range(1, len(stretch)):
+            direction[k] = max(direction[k], direction[k - 1] / _RAMP)
     return stretch
 
 
@@ -303,9 +307,8 @@ def _straight(knots: F64, h: F64, start: JointState, limits: JointLimits) -> Joi
     joints' limits.
     """
     ramp, acceleration, cruise = _profile(knots, limits)
-    share = np.stack(
-        (ramp, acceleration - 2 * ramp, ramp, cruise, ramp, acceleration - 2 * ramp, ramp), axis=1
-    )
+    speeding = ramp, acceleration - 2 * ramp, ramp
+    share = np.stack((*speeding, cruise, *speeding), axis=1)
     share = np.where(share.sum(axis=1, keepdims=True) > 0, share, 1.0)
     piece_s = np.maximum(share, 0.0) / share.sum(axis=1, keepdims=True) * h[:, None]  # [K - 1, 7]
     ramp = piece_s[:, 0]
@@ -326,8 +329,8 @@ def _straight_s(knots: F64, limits: JointLimits) -> F64:
     return 2 * acceleration + cruise
 
 
-def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
-    """[K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines;
+def _profile(knots: F64, limits: JointLimits) -> F64:
+    """[3, K - 1] durations of a jerk ramp, of an acceleration and of cruising on straight lines;
     zero where nothing moves.
     """
     distance = np.maximum(np.abs(np.diff(knots, axis=0)), 1e-12)
@@ -343,11 +346,9 @@ def _profile(knots: F64, limits: JointLimits) -> tuple[F64, F64, F64]:
         2 * short_ramp,
     )
     moves = distance.max(axis=1) > 1e-12
-    return (
-        np.where(moves, np.where(reached, ramp, short_ramp), 0.0),
-        np.where(moves, np.where(reached, acceleration, short), 0.0),
-        np.where(moves & reached, 1.0 / V - acceleration, 0.0),
-    )
+    to_speed = ramp, acceleration, 1.0 / V - acceleration
+    too_short = short_ramp, short, np.zeros_like(short)
+    return np.where(moves, np.where(reached, to_speed, too_short), 0.0)
 
 
 def _smooth_velocities(knots: F64, h: F64, v_start: F64) -> F64:
@@ -389,18 +390,15 @@ def _in_pieces(
     """Put a motion together from durations [K - 1, p] and jerks [K - 1, p, n], and accelerations
     [K - 1, n] at the knots.
     """
-    q = np.empty_like(jerk)
-    v = np.empty_like(jerk)
-    a = np.empty_like(jerk)
+    states: list[tuple[F64, F64, F64]] = []
     state = knots[:-1], velocity[:-1], acceleration
     for i in range(jerk.shape[1]):
-        q[:, i], v[:, i], a[:, i] = state
+        states.append(state)
         state = constant_jerk(*state, piece_s[:, i, None], jerk[:, i])
     t = np.concatenate(([0.0], np.cumsum(h)))
     begins = t[:-1, None] + np.cumsum(piece_s, axis=1) - piece_s
-    n = knots.shape[1]
-    pieces = q.reshape(-1, n), v.reshape(-1, n), a.reshape(-1, n), jerk.reshape(-1, n)
-    return JointSpline(t, knots, begins.ravel(), pieces)
+    q, v, a = np.stack(states, axis=2).reshape(3, -1, knots.shape[1])
+    return JointSpline(t, knots, begins.ravel(), (q, v, a, jerk.reshape(q.shape)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,19 +460,18 @@ class _Allowed:
         )
 
 
-def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> tuple[F64, F64]:
-    """[M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their
+def _hand_strain(q: F64, v: F64, a: F64, limits: JointLimits) -> F64:
+    """[2, M] greatest speed and acceleration of a hand in joint states [M, n], as shares of their
     limits.
     """
-    speeds: list[F64] = []
-    accelerations: list[F64] = []
+    shares: list[tuple[F64, F64]] = []
     for hand in limits.hands:
         _, speed, acceleration = hand.chain.motion(
             hand.of_chain(q), hand.of_chain(v), hand.of_chain(a)
         )
-        speeds.append(np.linalg.norm(speed, axis=1) / hand.velocity)
-        accelerations.append(np.linalg.norm(acceleration, axis=1) / hand.acceleration)
-    return np.max(speeds, axis=0), np.max(accelerations, axis=0)
+        speed = np.linalg.norm(speed, axis=1) / hand.velocity
+        shares.append((speed, np.linalg.norm(acceleration, axis=1) / hand.acceleration))
+    return np.max(shares, axis=0)
 
 
 def _excess(
@@ -552,8 +549,9 @@ def _along(
 def _slower(spline: JointSpline, at_s: F64, factor: F64) -> F64:
     """[K - 1] factor by which each segment must be slower, for factors [M] at times [M]."""
     slower = np.ones(len(spline.t_s) - 1)
-    segment = np.clip(np.searchsorted(spline.t_s, at_s, side="left") - 1, 0, len(slower) - 1)
-    np.maximum.at(slower, segment, np.where(factor > 1.0, np.clip(factor, 1.002, 2.0), 1.0))
+    np.maximum.at(
+        slower, spline.segment(at_s), np.where(factor > 1.0, np.clip(factor, 1.002, 2.0), 1.0)
+    )
     return slower
 
 

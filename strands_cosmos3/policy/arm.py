@@ -266,8 +266,9 @@ def resample(
     else:
         q, qd, _ = motion.spline.sample(at_s - 0.5 / hz)
         q = np.clip(q + lead_s * qd, limits.q_min, limits.q_max)
-    row = np.clip(np.searchsorted(motion.spline.t_s[1:], at_s - 1e-9), 0, len(motion.nominal_s) - 2)
-    gripper = None if plan.gripper is None else plan.gripper[-(len(motion.nominal_s) - 1) :][row]
+    gripper = plan.gripper
+    if gripper is not None:  # a first row due now is merged into the start
+        gripper = gripper[-(len(motion.nominal_s) - 1) :][motion.spline.segment(at_s - 1e-9)]
     steps = JointTrajectory(q, at_s, gripper, t_capture_s=plan.t_capture_s)
     return steps, np.interp(at_s, motion.spline.t_s, motion.nominal_s)
 
@@ -286,11 +287,9 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
     at_s = _ticks(due_s[-1], hz)
-    joints = np.stack(
-        [np.interp(at_s, due_s, rows[:, i]) for i in range(rows.shape[1] - 1)], axis=1
-    )
+    joints = (np.interp(at_s, due_s, angles_rad) for angles_rad in rows.T[:-1])
     next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
-    return np.column_stack((joints, rows[next_row, -1])), at_s
+    return np.column_stack((*joints, rows[next_row, -1])), at_s
 
 
 def _ticks(end_s: float, hz: float) -> F64:

@@ -33,14 +33,14 @@ from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm, resample_rows, steps_of_rows
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.policy import Policy, Step
+from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
 # how long a call under way is waited for, and how often it is told to end
 _CLOSE_S, _NUDGE_S = 10.0, 0.05
-_REMEMBERED = ("_calls", "_first_seed", "_first_call_s", "_timeline_s", "last_rollout")
 
 
-class Cosmos3Policy(Policy):
+class Cosmos3Policy(Restorable, Policy):
     """Cosmos 3 as a robot policy.
 
     Args:
@@ -85,6 +85,7 @@ class Cosmos3Policy(Policy):
         UnknownNameError: An unknown embodiment, mode or backend; the message lists the valid ones.
     """
 
+    STATE = ("_calls", "_first_seed", "_first_call_s", "_timeline_s", "last_rollout")
     default_backend: ClassVar[str] = "native"
     """Backend when no option names one: ``native``, or ``service`` for policies that a host makes
     by name.
@@ -344,13 +345,12 @@ class Cosmos3Policy(Policy):
         """Return a copy of what policy, arm and backend remember of the episode."""
         with self._planning:
             parts = {"arm": self._arm and self._arm.snapshot(), "backend": self.backend.snapshot()}
-            return {name: getattr(self, name) for name in _REMEMBERED} | parts
+            return super().snapshot() | parts
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a snapshot."""
         with self._planning:
-            for name in _REMEMBERED:
-                setattr(self, name, state[name])
+            super().restore(state)
             if self._arm is not None:
                 self._arm.restore(state["arm"])
             self.backend.restore(state["backend"])

@@ -125,6 +125,12 @@ def position_servos(
     )
 
 
+def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:
+    """Return the ids of the actuators that drive a joint without a tendon."""
+    direct = np.isin(model.actuator_trntype, JOINT_DRIVES)
+    return np.flatnonzero(direct & (model.actuator_trnid[:, 0] == joint)).tolist()
+
+
 def servo_faults(model: mujoco.MjModel, actuators: Sequence[int] | NDArray[np.intp]) -> list[str]:
     """Return the names of the actuators (ids) that are no position servos, each with the reason."""
     return [
@@ -169,16 +175,12 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
         return "its feedback is positive"
     if abs(gear[0]) < _LEAST or abs(gain[0]) < _LEAST:
         return "its control has no effect"
-    # another one may pull at the joint even at a control of zero
-    joint = model.actuator_trnid[actuator, 0]
-    pulls = np.isin(model.actuator_trntype, JOINT_DRIVES) & (
-        model.actuator_biastype != mjtBias.mjBIAS_NONE
-    )
-    pulls[actuator] = False
-    rivals = np.flatnonzero(pulls & (model.actuator_trnid[:, 0] == joint)).tolist()
-    if rivals:
-        return f"the actuator {model.actuator(rivals[0]).name!r} pulls at the same joint"
-    return _coupling(model, int(joint))
+    joint = int(model.actuator_trnid[actuator, 0])
+    for rival in direct_actuators(model, joint):
+        # it may pull at the joint even at a control of zero
+        if rival != actuator and model.actuator_biastype[rival] != mjtBias.mjBIAS_NONE:
+            return f"the actuator {model.actuator(rival).name!r} pulls at the same joint"
+    return _coupling(model, joint)
 
 
 def _coupling(model: mujoco.MjModel, joint: int) -> str | None:

@@ -172,27 +172,28 @@ def _archive(
                 "--no-deps "
                 f"{archive.package}=={archive.version}`, and copy it there."
             )
-        _require_digest(path, archive, "Download it again.")
-        return path
-    path = models_folder() / "downloads" / archive.file
-    if not path.is_file() or sha256(path) != archive.sha256:
-        with storing(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.unlink(missing_ok=True)
-        progress(f"downloading {archive.file} ({archive.package} {archive.version})")
-        _download(archive, path.parent, name)
-        if not path.is_file():
-            raise FetchError(
-                f"pip downloaded {archive.package} {archive.version}, but not {archive.file}; "
-                "update this package."
-            )
-    try:
-        _require_digest(
-            path, archive, f"It was removed; run `strands-cosmos3 robot fetch {name}` again."
+        remedy = "Download it again."
+    else:
+        path = models_folder() / "downloads" / archive.file
+        if not path.is_file() or sha256(path) != archive.sha256:
+            with storing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+            progress(f"downloading {archive.file} ({archive.package} {archive.version})")
+            _download(archive, path.parent, name)
+            if not path.is_file():
+                raise FetchError(
+                    f"pip downloaded {archive.package} {archive.version}, but not {archive.file}; "
+                    "update this package."
+                )
+        remedy = f"It was removed; run `strands-cosmos3 robot fetch {name}` again."
+    if (digest := sha256(path)) != archive.sha256:
+        if wheels is None:
+            path.unlink()
+        raise FetchError(
+            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is "
+            f"{digest}, expected {archive.sha256}. {remedy}"
         )
-    except FetchError:
-        path.unlink()
-        raise
     return path
 
 
@@ -227,14 +228,6 @@ def _download(archive: Archive, folder: Path, name: str) -> None:
             f"{archive.package} {archive.version} cannot be downloaded ({shown(errors[-1])}). "
             "Check the connection to the package index (`pip config list`), or fetch "
             f"{archive.file} elsewhere and run: strands-cosmos3 robot fetch {name} --wheels FOLDER"
-        )
-
-
-def _require_digest(path: Path, archive: Archive, remedy: str) -> None:
-    if (digest := sha256(path)) != archive.sha256:
-        raise FetchError(
-            f"{path} is not the pinned {archive.package} {archive.version}: its sha256 is "
-            f"{digest}, expected {archive.sha256}. {remedy}"
         )
 
 

@@ -12,12 +12,11 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import position_servos, servo_faults
+from strands_cosmos3.robots.actuators import direct_actuators, position_servos, servo_faults
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     bodies_up_from,
     data_at,
-    direct_actuators,
     driven_joints,
     frame_body,
     joint_ids,
@@ -69,8 +68,8 @@ def require_robot(
                 "the same joint angles; targets solved for that do not fit it. Use such a robot."
             )
         bases.append((T_world_base, T_robot_base))
-    (T_world_first, T_robot_first), *further = bases
-    for limb, (T_world_base, T_robot_base) in zip(robot.limbs[1:], further, strict=True):
+    T_world_first, T_robot_first = bases[0]
+    for limb, (T_world_base, T_robot_base) in zip(robot.limbs, bases, strict=True):
         T_first_base = np.linalg.inv(T_robot_first) @ T_robot_base
         distance = _distance(T_first_base, np.linalg.inv(T_world_first) @ T_world_base)
         if distance is not None:
@@ -154,18 +153,17 @@ def _require_gripper(
         )
 
 
-def _poses(model: mujoco.MjModel, joints: list[int], hand: int, limb: Limb) -> tuple[F64, F64]:
-    """Poses of a chain's base in the world [4, 4], and of its hand (a body) in the base [3, 4, 4],
-    with the joints (ids, base first) at home and two configurations near it.
+def _poses(
+    model: mujoco.MjModel, joints: list[int], hand: int, limb: Limb
+) -> tuple[F64, list[F64]]:
+    """Poses [4, 4] of a chain's base in the world, and of its hand (a body) in the base with the
+    joints (ids, base first) at home and two configurations near it.
     """
     base = model.body_parentid[model.jnt_bodyid[joints[0]]]
-    T_base_hand = np.empty((3, 4, 4))
-    T_world_base = np.eye(4)
-    for T, q_rad in zip(T_base_hand, limb.home_rad + _PROBES, strict=True):
-        data = data_at(model, joints, q_rad)
-        T_world_base = pose_of(data.body(base))
-        T[:] = np.linalg.inv(T_world_base) @ pose_of(data.body(hand))
-    return T_world_base, T_base_hand
+    probes = [data_at(model, joints, q_rad) for q_rad in limb.home_rad + _PROBES]
+    T_world_base = pose_of(probes[0].body(base))
+    T_base_world = np.linalg.inv(T_world_base)
+    return T_world_base, [T_base_world @ pose_of(data.body(hand)) for data in probes]
 
 
 def _joint_ids(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) -> list[int]:

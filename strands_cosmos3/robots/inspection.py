@@ -9,11 +9,10 @@ import numpy as np
 
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import servo_faults
+from strands_cosmos3.robots.actuators import direct_actuators, servo_faults
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
     bodies_up_from,
-    direct_actuators,
     driven_joints,
     joint_names,
     joints_to,

@@ -37,10 +37,6 @@ class SerialChain:
         links = np.linalg.norm(np.vstack((self.T_parent_joint[1:, :3, 3], self.point_m)), axis=1)
         return np.where(self.slides, 1.0, np.cumsum(links[::-1])[::-1])
 
-    def first(self, n: int) -> SerialChain:
-        """Return the chain of the first n joints."""
-        return replace(self, T_parent_joint=self.T_parent_joint[:n], slides=self.slides[:n])
-
     def motion(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64) -> tuple[F64, F64, F64]:
         """Return the point's position, velocity and acceleration [M, 3] in the base frame, from
         joint states [M, n].
@@ -72,10 +68,14 @@ class SerialChain:
         """Return the pose [..., 4, 4] of the last joint's frame in the base at joint angles
         [..., n].
         """
-        T = np.broadcast_to(np.eye(4), (*q_rad.shape[:-1], 4, 4))
+        return self.joint_frames(q_rad)[-1]
+
+    def joint_frames(self, q_rad: F64) -> list[F64]:
+        """Return the pose [..., 4, 4] of each joint's frame likewise."""
+        frames: list[F64] = []
+        T = np.eye(4)
         for joint, T_parent in enumerate(self.T_parent_joint):
-            step = np.zeros((*q_rad.shape[:-1], 4, 4))
-            step[...] = T_parent
+            step = np.tile(T_parent, (*q_rad.shape[:-1], 1, 1))
             if self.slides[joint]:
                 step[..., :3, 3] += q_rad[..., joint, None] * T_parent[:3, 2]
             else:
@@ -84,22 +84,13 @@ class SerialChain:
                 step[..., :3, 0] = T_parent[:3, 0] * c + T_parent[:3, 1] * s
                 step[..., :3, 1] = T_parent[:3, 1] * c - T_parent[:3, 0] * s
             T = T @ step
-        return T
+            frames.append(T)
+        return frames
 
     def position(self, q_rad: F64) -> F64:
         """Return the point's position [M, 3] in the base frame at joint angles [M, n]."""
-        # from the tip to the base, without the frames: the guard of every tick asks for it
-        x = np.repeat(self.point_m[:, None], len(q_rad), axis=1)
-        turn = np.exp(1j * q_rad.T)
-        for i in range(len(turn) - 1, -1, -1):
-            if self.slides[i]:
-                x[2] += q_rad[:, i]
-            else:
-                turned = (x[0] + 1j * x[1]) * turn[i]
-                x[0] = turned.real
-                x[1] = turned.imag
-            x = self.T_parent_joint[i, :3, :3] @ x + self.T_parent_joint[i, :3, 3, None]
-        return x.T
+        still = np.zeros_like(q_rad)
+        return self.motion(q_rad, still, still)[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,12 +18,11 @@ import numpy as np
 
 from strands_cosmos3.checks import F64, instance_of, known_name
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import position_servos, servo_faults
+from strands_cosmos3.robots.actuators import direct_actuators, position_servos, servo_faults
 from strands_cosmos3.robots.joints import LIMIT_NAMES, HandLimits, JointLimits
 from strands_cosmos3.robots.model import (
     chain_to_body,
     data_at,
-    direct_actuators,
     frame_body,
     joint_ids,
     joint_names,
@@ -46,7 +45,7 @@ class LimitsAssumedWarning(UserWarning):
 
 
 def limits_of(
-    model: mujoco.MjModel, joints: Sequence[int], limits: JointLimits | str | None, body: int
+    model: mujoco.MjModel, ids: list[int], limits: JointLimits | str | None, body: int
 ) -> JointLimits:
     """Return the limits of a chain of joints (ids, base first).
 
@@ -62,7 +61,6 @@ def limits_of(
         UnknownNameError: There is no such table.
         ConfigError: The limits have another number of joints, or exclude all of a joint's range.
     """
-    ids = list(joints)
     if limits is None and not is_franka(model, ids):
         assumed: list[str] = []
         arm = _complete(model, ids, {}, ", ".join(joint_names(model, ids)), assumed)
@@ -229,17 +227,16 @@ def joined_limits(limits: Sequence[JointLimits], joints: Sequence[Sequence[str]]
     return JointLimits(**arrays, hands=tuple(hands), assumed=assumed)
 
 
-def is_franka(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
+def is_franka(model: mujoco.MjModel, ids: list[int]) -> bool:
     """Whether joints (ids, base first) have a Franka's axes, relative to the world's origin,
     whatever they are called.
     """
-    ids = list(joints)
     hinges = model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_HINGE
     if len(ids) != len(HOME_Q) or not hinges.all():
         return False
     for q in _PROBES:
         data = data_at(model, ids, q)
-        T = np.stack([FRANKA_CHAIN.first(n).frames(q[:n]) for n in range(1, len(q) + 1)])
+        T = np.stack(FRANKA_CHAIN.joint_frames(q))
         axis = T[:, :3, 2]
         axis_offset_m = np.cross(data.xanchor[ids] - T[:, :3, 3], axis)
         if max(np.abs(axis_offset_m).max(), np.abs(data.xaxis[ids] - axis).max()) > _SAME_AXIS:

@@ -145,13 +145,13 @@ def _compiled(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> mujoco.MjMod
             type=mujoco.mjtGeom.mjGEOM_BOX,
             size=np.array(box.size_m) / 2,
             pos=box.center_m,
-            quat=_turn(box.yaw_rad, 2),
+            quat=quaternion_about(2, box.yaw_rad),
         )
     return arm.compile()
 
 
-def _turn(angle_rad: float, axis: int) -> F64:
-    """[4] quaternion wxyz of a turn about an axis, by its index."""
+def quaternion_about(axis: int, angle_rad: float) -> F64:
+    """Return the quaternion [4], wxyz, of a turn about an axis, by its index."""
     quat = np.zeros(4)
     quat[0] = np.cos(angle_rad / 2)
     quat[1 + axis] = np.sin(angle_rad / 2)
@@ -294,7 +294,9 @@ def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.
         parent = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
         for name in _CONTACT_OPTIONS if part.mount is not None else ():
             setattr(whole.option, name, getattr(spec.option, name))
-        frame = parent.add_frame(pos=part.position_m, quat=_turn(np.deg2rad(part.yaw_deg), 2))
+        frame = parent.add_frame(
+            pos=part.position_m, quat=quaternion_about(2, np.deg2rad(part.yaw_deg))
+        )
         for key in list(spec.keys):  # a key of one part says nothing of the others
             spec.delete(key)
         whole.attach(spec, prefix=part.prefix, frame=frame)
@@ -330,7 +332,7 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
         if not any({exclude.bodyname1, exclude.bodyname2} == pair for exclude in spec.excludes):
             spec.add_exclude(bodyname1=joint.parent.parent.name, bodyname2=joint.parent.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
-        quat = _turn(np.deg2rad(limb.tool_roll_deg), 0)
+        quat = quaternion_about(0, np.deg2rad(limb.tool_roll_deg))
         spec.body(limb.frame).add_site(name=limb.tool, pos=limb.tool_m, quat=quat)
 
 
@@ -549,12 +551,6 @@ def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
                     f"the controls of limb {limb.name!r} take {joint!r} from {least:g} to {most:g} "
                     f"only, and home is at {home:g}; widen the actuator's ctrlrange."
                 )
-
-
-def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:
-    """Return the ids of the actuators that drive a joint without a tendon."""
-    direct = np.isin(model.actuator_trntype, JOINT_DRIVES)
-    return np.flatnonzero(direct & (model.actuator_trnid[:, 0] == joint)).tolist()
 
 
 def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:

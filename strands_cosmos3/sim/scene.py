@@ -31,6 +31,7 @@ from strands_cosmos3.robots.model import (
     mujoco_errors,
     narrow_ranges,
     pose_of,
+    quaternion_about,
     require_drives,
     require_servos,
 )
@@ -334,7 +335,7 @@ class Scene:
         body = self.bodies[name]
         data.qpos[body.qpos : body.qpos + 7] = (
             *(*xy_m, body.height_m / 2),
-            *(np.cos(yaw_rad / 2), 0.0, 0.0, np.sin(yaw_rad / 2)),
+            *quaternion_about(2, yaw_rad),
         )
 
     def privileged(self, data: mujoco.MjData) -> dict[str, F64]:
