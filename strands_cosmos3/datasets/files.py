@@ -534,13 +534,13 @@ def read_episode_stats(
     root: Path, index: EpisodeIndex, spec: DatasetSpec
 ) -> list[dict[str, Stats]]:
     """Return the statistics of each episode. Raises DatasetFormatError if an episode lacks them."""
-    keys = {*spec.columns, *BOOKKEEPING, *spec.cameras}
+    keys = (*spec.columns, *BOOKKEEPING, *spec.cameras)
     episodes: list[dict[str, Stats]] = []
     for path in episode_files(root):
         table = read_table(root, path, len(index) + _UNCOMMITTED)
         names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
         names = [(key, name) for _, key, name in names if key in keys]
-        if {key for key, _ in names} != keys:
+        if {key for key, _ in names} != set(keys):
             raise DatasetFormatError(f"{path} lacks the episodes' statistics of some features.")
         for row in table.select([f"stats/{key}/{name}" for key, name in names]).to_pylist():
             episode: dict[str, Stats] = {key: {} for key in keys}

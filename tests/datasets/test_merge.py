@@ -83,6 +83,8 @@ def test_figures_of_the_whole(write, tmp_path: Path):
         np.testing.assert_allclose(stats[ACTION]["q01"], np.quantile(rows, 0.01, axis=0), rtol=1e-5)
         np.testing.assert_allclose(stats[ACTION]["std"], rows.std(axis=0), rtol=1e-5)
         assert stats[WRIST]["count"].tolist() == [3 + 5 + 8]
+    with Dataset(tmp_path / "a") as source:  # the same order in every process
+        assert list(stats) == list(source.stats)
 
 
 def test_figures_merge_as_if_computed_at_once():
