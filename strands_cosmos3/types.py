@@ -54,6 +54,7 @@ OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
 OFF_POSE_BOUND_M = 0.01  # and one that misses it by more than that is not executed, by default
 
 _T = TypeVar("_T")
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 _FILLED: Any = None  # of a field that is filled, where it is left out, as the instance is made
 
 
@@ -76,7 +77,7 @@ class Mode(StrEnum):
 
 def _no_entries() -> Any:
     """Declare a field that is an empty mapping, which nobody can change, by default."""
-    return field(default_factory=lambda: MappingProxyType({}))
+    return field(default_factory=lambda: _NOTHING)
 
 
 def _set(instance: object, **values: object) -> None:

@@ -234,7 +234,7 @@ class MinkIKBridge:
         self._posture = mink.PostureTask(model, cost=posture_cost)
         self._box = StepBoxLimit(self.q_address, dof_address, model.nv)
         self._mink_limits: list[mink.Limit] = [self._box]
-        frozen = np.setdiff1d(np.arange(model.nv), dof_address).tolist()
+        frozen = np.setdiff1d(np.arange(int(model.nv)), dof_address).tolist()
         self._frozen: list[mink.Task] = [mink.DofFreezingTask(model, frozen)] if frozen else []
         if avoid_collisions:
             self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
@@ -366,7 +366,10 @@ class MinkIKBridge:
             if most is not None and (most[i] < residuals).any():
                 n = i
                 break
-        return IKSolution(*map(np.array, zip(*rows, strict=True))).rows(0, n)
+        q_rad, residual_m, residual_rad, clamped, iterations = map(
+            np.array, zip(*rows, strict=True)
+        )
+        return IKSolution(q_rad, residual_m, residual_rad, clamped, iterations).rows(0, n)
 
     def _second_pass(
         self, targets: F64, q: F64, bounds: StepBounds, solution: IKSolution

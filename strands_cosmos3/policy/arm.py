@@ -287,7 +287,7 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     if chunk.action_space.meaning != "joint_position" or due_s[-1] <= 0:
         return rows, due_s
     at_s = _ticks(due_s[-1], hz)
-    joints = (np.interp(at_s, due_s, angles_rad) for angles_rad in rows.T[:-1])
+    joints: list[F64] = [np.interp(at_s, due_s, angles_rad) for angles_rad in rows.T[:-1]]
     next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
     return np.column_stack((*joints, rows[next_row, -1])), at_s
 
