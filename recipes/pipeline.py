@@ -22,10 +22,11 @@ from typing import Any
 
 import tyro
 
+from strands_cosmos3.cli import status_of
 from strands_cosmos3.commands.demos import Recording
 from strands_cosmos3.commands.flags import registry
-from strands_cosmos3.commands.progress import terminated_as_interrupted
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, TrainingError
+from strands_cosmos3.errors import ConfigError, TrainingError
+from strands_cosmos3.evaluation.tables import percent, text_of
 from strands_cosmos3.resources import load_json, locked, storing, write_folder, write_json
 from strands_cosmos3.tables import read_toml
 from strands_cosmos3.training.cost import duration, machine
@@ -143,9 +144,8 @@ def run_steps(folder: Path, steps: Sequence[PipelineStep]) -> None:
     with locked(folder, "--out"):
         for step in steps:
             path = folder / "records" / f"{step.name}.json"
-            record: dict[str, Any] = {"command": step.command, "seconds": 0.0}
-            if path.exists():
-                record = load_json(path)
+            fresh = {"command": step.command, "seconds": 0.0}
+            record: dict[str, Any] = load_json(path) if path.exists() else fresh
             if record["command"] != step.command:
                 raise ConfigError(
                     f"{folder} holds {step.name} by {record['command']!r}, which is now "
@@ -194,20 +194,6 @@ def record_main(recording: type[Recording], arguments: Sequence[str] | None) -> 
     return status_of("demos", settings.run)
 
 
-def status_of(name: str, work: Callable[[], object], remedy: str = "") -> int:
-    """Do the work of a command; if it fails, say why in one line. Return an exit status."""
-    try:
-        with terminated_as_interrupted():
-            work()
-    except Cosmos3Error as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted{remedy}.", file=sys.stderr)
-        return 130
-    return 0
-
-
 def evaluated(folder: Path, name: str) -> str:
     """Return the table of successes of an evaluation, and its command, for a card."""
     lines = [
@@ -215,13 +201,12 @@ def evaluated(folder: Path, name: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for row in load_json(folder / name / "report.json")["rows"]:
-        success = row["success"]
         seconds = row["seconds_to_success"]
         cells = (
             row["condition"],
             row["task"] or "all",
-            _rate(success),
-            f"{100 * success['low']:.1f} .. {100 * success['high']:.1f} %",
+            _rate(row["success"]),
+            f"{text_of(row['success'])} %",
             "" if seconds is None else f"{seconds:.1f} s",
             _rate(row["followed"]) if "followed" in row else "",
         )
@@ -231,7 +216,7 @@ def evaluated(folder: Path, name: str) -> str:
 
 
 def _rate(rate: Mapping[str, Any]) -> str:
-    return f"{rate['successes']} of {rate['of']} ({100 * rate['rate']:.1f} %)"
+    return f"{rate['successes']} of {rate['of']} ({percent(rate['rate'])} %)"
 
 
 def history(folder: Path, names: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ gives uniform attention, which hides a swapped position or a wrong mask.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,7 +20,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes
-from strands_cosmos3.resources import load_json, write_json
+from strands_cosmos3.resources import write_json
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
@@ -47,9 +47,8 @@ _CORPUS = (
     '"duration": "2s", '
     '"fps": 15.0, "resolution": {"H": 544, "W": 736}, "aspect_ratio": "4,3"}',
 )
-_LAYOUT = Path(__file__).with_name("released_layout")
-SCHEDULER = load_json(_LAYOUT / "scheduler/scheduler_config.json")
-MODEL_INDEX = load_json(_LAYOUT / "model_index.json")
+LAYOUT = Path(__file__).with_name("released_layout")
+"""Files that every checkpoint has alike."""
 
 
 @dataclass(frozen=True)
@@ -95,24 +94,31 @@ def write_checkpoint(
     sizes = sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer")
     data = transformer_config(sizes, hidden_act, vocab)
-    write_json(folder / "transformer/config.json", data)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
     weights = {
         key: _weight(key, shape, generator)
         for key, shape in sorted(expected_shapes(config).items())
     }
-    write_weights(folder / "transformer", weights, sizes.shards)
-    _write_vae(folder / "vae", sizes, seed)
-    write_layout(folder)
+    write_parts(folder, data, weights, _random_vae(sizes, seed), sizes.shards)
     fields = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
     write_metadata(folder, {**fields, "sha256": weight_digests(folder) if digests else None})
     return folder
 
 
-def write_layout(folder: Path) -> None:
-    """Write the index of a checkpoint in the released layout, and its scheduler."""
-    shutil.copytree(_LAYOUT, folder, dirs_exist_ok=True)
+def write_parts(
+    folder: Path,
+    config: Mapping[str, Any],
+    weights: dict[str, torch.Tensor],
+    vae: AutoencoderKLWan,
+    shards: int = 1,
+    label: str = LABEL,
+) -> None:
+    """Write transformer, VAE, scheduler and index of a checkpoint in the released layout."""
+    shutil.copytree(LAYOUT, folder, dirs_exist_ok=True)
+    write_json(folder / "transformer/config.json", dict(config))
+    write_weights(folder / "transformer", weights, shards, label)
+    vae.save_pretrained(folder / "vae")
 
 
 def transformer_config(sizes: FactorySizes, hidden_act: str, vocab: int) -> dict[str, Any]:
@@ -166,18 +172,16 @@ def write_weights(
     folder: Path, weights: dict[str, torch.Tensor], count: int = 1, label: str = LABEL
 ) -> None:
     """Write weights in the released layout: one file, or ``count`` files and their index."""
-    if count == 1:
-        save_file(
-            weights, folder / f"{STEM}.safetensors", metadata={"format": "pt", "label": label}
-        )
-        return
     keys = sorted(weights)
     weight_map = {}
     for i in range(count):
-        name = f"{STEM}-{i + 1:05d}-of-{count:05d}.safetensors"
+        part = f"-{i + 1:05d}-of-{count:05d}" if count > 1 else ""
+        name = f"{STEM}{part}.safetensors"
         mine = {key: weights[key] for key in keys[i::count]}
         weight_map |= dict.fromkeys(mine, name)
         save_file(mine, folder / name, metadata={"format": "pt", "label": label})
+    if count == 1:
+        return
     size = sum(w.numel() * w.element_size() for w in weights.values())
     write_json(
         folder / f"{STEM}.safetensors.index.json",
@@ -214,7 +218,7 @@ def fresh_vae(base: int, decoder_base: int, channels: int, patch: int = 2) -> Au
     )
 
 
-def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
+def _random_vae(sizes: FactorySizes, seed: int) -> AutoencoderKLWan:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vae = fresh_vae(sizes.vae_base, sizes.vae_decoder_base, sizes.latent_channels)
@@ -222,7 +226,7 @@ def _write_vae(folder: Path, sizes: FactorySizes, seed: int) -> None:
     with torch.no_grad():
         raw = vae.encode(sample).latent_dist.mode()  # pyright: ignore[reportAttributeAccessIssue]
     vae.register_to_config(**latent_scale(raw))
-    vae.save_pretrained(folder)
+    return vae
 
 
 def latent_scale(latents: torch.Tensor) -> dict[str, list[float]]:

@@ -10,7 +10,6 @@ wider: Demonstrations with the wrist camera up to 5 cm off.
 
 from __future__ import annotations
 
-import json
 import pickle
 import sys
 import time
@@ -38,7 +37,7 @@ from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings, make_settings
 from strands_cosmos3.evaluation.statistics import rate_of
 from strands_cosmos3.policy import Cosmos3Policy
-from strands_cosmos3.resources import write_json, write_whole
+from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.post import PostTraining
 from strands_cosmos3.training.rl.controller import ReinforcementLearning
@@ -231,9 +230,8 @@ class Offset(Rival):
         """Fit and measure; ``offset.json`` has the offset after each iteration."""
         self.out.mkdir(parents=True, exist_ok=True)
         path, settings = self.out / "offset.json", self.settings(seeds=self.episodes)
-        state = {"offsets": [[0.0] * 6], "success": [], "seconds": 0.0}
-        if path.exists():
-            state = json.loads(path.read_text())
+        fresh = {"offsets": [[0.0] * 6], "success": [], "seconds": 0.0}
+        state = load_json(path) if path.exists() else fresh
         make = partial(OffsetWorker, settings)
         with (
             cluster(None, self.workers),

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from importlib import import_module
@@ -59,15 +60,24 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:2], "--help"]
+    return status_of("strands-cosmos3", lambda: _run(arguments))
+
+
+def _run(arguments: list[str]) -> int:
+    command = _parsed(arguments)
+    with (
+        redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(),
+        needed_by("this command"),
+    ):
+        command = _with_environment(command)
+        require_extras(type(command).__module__.rpartition(".")[2], command.extras)
+        return command.run()
+
+
+def status_of(name: str, work: Callable[[], int | None], remedy: str = "") -> int:
+    """Do the work of a program, and return its exit status; if it fails, say why in one line."""
     try:
-        command = _parsed(arguments)
-        with (
-            redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(),
-            needed_by("this command"),
-        ):
-            command = _with_environment(command)
-            require_extras(type(command).__module__.rpartition(".")[2], command.extras)
-            return int(command.run())
+        return int(work() or 0)
     except Cosmos3Error as error:
         if _is_other_rank() and isinstance(
             error, InputError | ConfigError | CheckpointError
@@ -75,20 +85,20 @@ def main(argv: list[str] | None = None) -> int:
             # torchrun ends all ranks when the first one ends, and rank 0 may come later
             time.sleep(_RANK_0_REPORT_S)
         else:
-            print(f"strands-cosmos3: {error}", file=sys.stderr)
+            print(f"{name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
     except KeyboardInterrupt:
-        print("strands-cosmos3: interrupted.", file=sys.stderr)
+        print(f"{name}: interrupted{remedy}.", file=sys.stderr)
         return 130
 
 
-def program() -> NoReturn:
-    """Run :func:`main` and exit with its status."""
+def program(run: Callable[[], int] = main) -> NoReturn:
+    """Run a program, by default :func:`main`, and exit with its status."""
     if not _launched():
-        sys.exit(main())
+        sys.exit(run())
     status = 1
     try:
-        status = main()
+        status = run()
     except SystemExit as end:  # usage or help, already printed
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException:  # a failed rank exits with a status instead of aborting

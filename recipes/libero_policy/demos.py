@@ -15,7 +15,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -122,20 +125,15 @@ def record_libero(
     :func:`demo_of`.
     """
     config = config or LiberoConfig()
-    world = None
+    demos = ((episode, *demo_of(suite, seed, episode)) for episode in episodes)
     with DatasetWriter(root, libero_spec(config)) as writer:
-        for episode in episodes:
-            scene, asked, layout = demo_of(suite, seed, episode)
-            if world is None or world.task != scene:
-                if world is not None:
-                    world.close()
-                world = LiberoSimulation(scene, config)
+        for scene, of_scene in groupby(demos, key=itemgetter(1)):
+            with closing(LiberoSimulation(scene, config)) as world:
                 # loading the scene anew takes seconds and changes nothing
                 world.robosuite.hard_reset = False
-            note = {"seed": seed, "episode": episode, "scene": scene.number}
-            _record(writer, world, asked, layout, note)
-    if world is not None:
-        world.close()
+                for episode, _, asked, layout in of_scene:
+                    note = {"seed": seed, "episode": episode, "scene": scene.number}
+                    _record(writer, world, asked, layout, note)
 
 
 def _record(

@@ -9,7 +9,6 @@ are a cheaper start than random ones.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 
 from recipes.pipeline import Recipe, evaluated, history
-from recipes.random_checkpoint import latent_scale, write_tokenizer, write_weights
+from recipes.random_checkpoint import latent_scale, write_parts, write_tokenizer
 from recipes.table_policy.release import SAMPLING
 from recipes.vae_training import VaeLoss, convolve_flat, load_vae, plain_vae, reconstruction_loss
 from strands_cosmos3.datasets import ACTION, Dataset
@@ -34,7 +33,7 @@ from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weights import HEAD_KEYS, expected_shapes
 from strands_cosmos3.observe.prompts import compose_prompt
 from strands_cosmos3.observe.views import canvas_hw, to_canvas
-from strands_cosmos3.resources import write_folder, write_json
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.loop import Loop, LossMetrics, TrainLoopConfig
 from strands_cosmos3.training.windows import to_pixels
 
@@ -68,9 +67,7 @@ def pictures_of(dataset: Dataset) -> NDArray[np.uint8]:
     return np.concatenate(found)
 
 
-def train_vae(
-    folder: Path, pictures: NDArray[np.uint8], steps: int, seed: int = 0
-) -> AutoencoderKLWan:
+def train_vae(folder: Path, pictures: NDArray[np.uint8], steps: int) -> AutoencoderKLWan:
     """Train the bundled policy's VAE on these pictures, and measure its latents' mean and
     deviation.
     """
@@ -78,17 +75,12 @@ def train_vae(
     convolve_flat(vae)
 
     def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-        chosen = np.random.default_rng([seed, step]).integers(len(pictures), size=_VAE_BATCH)
-        return reconstruction_loss(
-            vae, to_pixels(pictures[chosen]), torch.Generator().manual_seed(step), VaeLoss()
-        )
+        chosen = np.random.default_rng([0, step]).integers(len(pictures), size=_VAE_BATCH)
+        noise = torch.Generator().manual_seed(step)
+        return reconstruction_loss(vae, to_pixels(pictures[chosen]), noise, VaeLoss())
 
-    loop = Loop(
-        vae,
-        loss,
-        TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99),
-        folder,
-    )
+    how = TrainLoopConfig(steps, 1e-3, min(50, steps), weight_decay=0.0, ema=0.99)
+    loop = Loop(vae, loss, how, folder)
     loop.run(
         on_step=lambda step, seen: (
             print(f"vae {step}/{steps} {seen}", flush=True) if step % 50 == 0 else None
@@ -103,9 +95,7 @@ def train_vae(
     return plain_vae(vae, changes={**latent_scale(latents), "latent_frames": ()})
 
 
-def write_start(
-    folder: Path, sentences: Sequence[str], vae: AutoencoderKLWan, seed: int = 0
-) -> Path:
+def write_start(folder: Path, sentences: Sequence[str], vae: AutoencoderKLWan) -> Path:
     """Write the checkpoint that training starts from: the bundled policy with the ``libero`` domain
     and its contract.
 
@@ -141,27 +131,21 @@ def write_start(
     }
 
     def fill(unfinished: Path) -> None:
-        shutil.copytree(source.root / "scheduler", unfinished / "scheduler")
-        vae.save_pretrained(unfinished / "vae")
-        shutil.copy(source.root / "model_index.json", unfinished)
         vocabulary = write_tokenizer(unfinished / "text_tokenizer", sentences, phrases)
         config = {**source.layout.config("transformer"), "vocab_size": vocabulary}
-        write_json(unfinished / "transformer/config.json", config)
-        weights = _start_weights(source, TransformerConfig.from_dict(config), seed)
-        write_weights(unfinished / "transformer", weights, label=label)
+        weights = _start_weights(source, TransformerConfig.from_dict(config))
+        write_parts(unfinished, config, weights, vae, label=label)
         write_metadata(unfinished, ours)
 
     write_folder(folder, fill)
     return folder
 
 
-def _start_weights(
-    source: Checkpoint, config: TransformerConfig, seed: int
-) -> dict[str, torch.Tensor]:
+def _start_weights(source: Checkpoint, config: TransformerConfig) -> dict[str, torch.Tensor]:
     """Return the source's weights with new embeddings, and its domain's heads as LIBERO's."""
     (file,) = source.weights.files
     weights = load_file(file)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     for key, shape in expected_shapes(config).items():
         if weights[key].shape != shape:  # of other tokens
             weights[key] = torch.randn(shape, generator=generator).to(weights[key].dtype)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +116,7 @@ class LatentCache:
         """Return those of the clips at every so many ticks."""
         starts = encoded_ticks(self.demos)
         config = WanConfig.from_dict(self.vae.config)
-        encoded = self._encoded(
-            "clips", starts, lambda tick: clip_frames(self.demos, tick), 4, scaled=False
-        )
+        encoded = self._encoded("clips", starts, partial(clip_frames, self.demos), 4, scaled=False)
         return ClipLatents(
             self.demos.clips(ROWS)[::every], self.pictures(), encoded, starts, config
         )
@@ -126,7 +125,7 @@ class LatentCache:
         self,
         name: str,
         ticks: NDArray[np.int64],
-        frames_of: Callable[[int], NDArray[np.uint8]],
+        frames_of: Callable[[NDArray[np.int64]], NDArray[np.uint8]],
         batch: int,
         scaled: bool = True,
     ) -> NDArray[np.float16]:
@@ -134,23 +133,23 @@ class LatentCache:
         at_once = batch if self.device.type == "cpu" else _GPU_BATCHES * batch
 
         def latents(some: NDArray[np.int64]) -> torch.Tensor:
-            return encode(to_pixels(np.stack([frames_of(int(tick)) for tick in some]), self.device))
+            return encode(to_pixels(frames_of(some), self.device))
 
         return cached_latents(
             latents, ticks, self.folder / f"{name}.npy", self.demos.columns, self.on_batch, at_once
         )
 
 
-def clip_frames(demos: Demos, tick: int) -> NDArray[np.uint8]:
-    """Return the frames of a clip [ROWS + 1, H, W, 3]; at the end of an episode the last one is
+def clip_frames(demos: Demos, ticks: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Return the frames of clips [k, ROWS + 1, H, W, 3]; at the end of an episode the last one is
     repeated.
     """
-    return demos.frames[np.minimum(np.arange(tick, tick + ROWS + 1), demos.last[tick])]
+    clips = ticks[:, None] + np.arange(ROWS + 1)
+    return demos.frames[np.minimum(clips, demos.last[ticks][:, None])]
 
 
 def clip_pixels(demos: Demos, ticks: NDArray[np.int64], device: torch.device) -> torch.Tensor:
     """Return the pixels [k, 3, ROWS + 1, H, W] of clips, on a device. Padding, which latents do
     not have, is left out.
     """
-    pixels = to_pixels(np.stack([clip_frames(demos, int(tick)) for tick in ticks]), device)
-    return pixels[..., : 16 * demos.columns]
+    return to_pixels(clip_frames(demos, ticks), device)[..., : 16 * demos.columns]

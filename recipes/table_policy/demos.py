@@ -88,6 +88,11 @@ class Demos(LabelledRecord):
         return [clip_of(self, int(tick), ROWS) for tick in ticks]
 
 
+def spread(count: int, most: int) -> NDArray[np.int64]:
+    """Return indices of a sequence, evenly spread, at most so many."""
+    return np.linspace(0, count - 1, min(most, count)).astype(np.int64)
+
+
 def is_unpacked(folder: Path) -> bool:
     """Whether a folder holds demonstrations as the trainer reads them."""
     return (folder / _ARRAYS).exists()

@@ -30,7 +30,6 @@ from strands_cosmos3.training.windows import Batch
 TRUE = 1 / 3
 """Fraction of steps that decode true latents; the others decode predicted ones."""
 RATE = 5e-4
-MATRIX_RATE = 5e-3
 _SATURATED = 2.0  # added to a strong colour's weight of 1
 _BATCH = 32
 

@@ -17,14 +17,11 @@ class Prefetcher(Generic[T]):
     def __init__(self, make: Callable[[int], T]):
         self._make = make
         self._pool = ThreadPoolExecutor(1)
-        self._next: tuple[int, Future[T]] | None = None
+        self._next: dict[int, Future[T]] = {}
 
     def __call__(self, step: int) -> T:
         """Return the value of a step, and begin the next one's."""
-        made = (
-            self._next[1].result()
-            if self._next is not None and self._next[0] == step
-            else self._make(step)
-        )
-        self._next = step + 1, self._pool.submit(self._make, step + 1)
+        future = self._next.get(step)
+        made = self._make(step) if future is None else future.result()
+        self._next = {step + 1: self._pool.submit(self._make, step + 1)}
         return made

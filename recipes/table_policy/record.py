@@ -12,8 +12,6 @@ import copy
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import mujoco
@@ -30,7 +28,6 @@ from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.types import Request
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.demo_config import DemoConfig
-from strands_cosmos3.worlds.table.demo_dataset import record_demos
 from strands_cosmos3.worlds.table.demonstrations import (
     DemoCollector,
     EpisodeRecord,
@@ -229,12 +226,9 @@ class TableRecording(Demos):
         if self.table.robot != "panda" or self.table.tasks != DemoConfig.tasks:
             raise ConfigError("the recipe has a Panda and all tasks; omit --robot and --tasks.")
 
-    def record(self, root: Path, episodes: range) -> None:
-        """Record episodes as a new dataset."""
-        record_demos(root, _collector(self.table), self.seed, episodes)
-
-
-_collector = cache(LabelCollector)  # a worker's: building its scenes takes long
+    def collector(self) -> LabelCollector:
+        """Return what records episodes with these labels."""
+        return LabelCollector(self.table)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from diffusers import AutoencoderKLWan  # pyright: ignore[reportPrivateImportUsage]
 
-from recipes.random_checkpoint import write_layout, write_weights
+from recipes.random_checkpoint import write_parts
 from recipes.table_policy.preview import save_preview
 from recipes.vae_training import plain_vae
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.metadata import METADATA, StateRow, write_metadata
+from strands_cosmos3.engine.metadata import StateRow, read_metadata, write_metadata
 from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.engine.weights import expected_shapes, kept_dtype
 from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.language import Language
-from strands_cosmos3.resources import load_json, write_folder, write_json
+from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import released_key, replace_weights
 from strands_cosmos3.training.dynamics import DOMAIN
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -153,13 +153,10 @@ def export(
     }
 
     def fill(unfinished: Path) -> None:
-        write_json(unfinished / "transformer/config.json", dict(config))
-        write_weights(unfinished / "transformer", weights, label=label)
-        plain_vae(vae, dtype).save_pretrained(unfinished / "vae")
+        write_parts(unfinished, config, weights, plain_vae(vae, dtype), label=label)
         if preview is not None:
             save_preview(preview, unfinished, dtype)
         shutil.copytree(tokenizer, unfinished / "text_tokenizer")
-        write_layout(unfinished)
         write_metadata(unfinished, {**ours, "sha256": weight_digests(unfinished)})
 
     write_folder(folder, fill)
@@ -182,5 +179,4 @@ def with_vae(checkpoint: Checkpoint, vae: AutoencoderKLWan, folder: Path) -> Pat
 
 def released_steps(folder: Path) -> int | None:
     """Training steps that a checkpoint records, or None."""
-    path = folder / METADATA
-    return load_json(path)["strands_cosmos3"].get("steps") if path.exists() else None
+    return read_metadata(folder).get("steps")

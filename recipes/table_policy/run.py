@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
 
 from recipes.muon import muon_and_adamw
 from recipes.random_checkpoint import transformer_config
@@ -35,10 +36,9 @@ from recipes.table_policy.auxiliary_head import (
 from recipes.table_policy.captions import LANGUAGE, Captions, fresh_tokenizer, read_captions
 from recipes.table_policy.clip_latents import ClipLatents, LatentCache, clip_pixels
 from recipes.table_policy.config import RunConfig, tier_of
-from recipes.table_policy.demos import Demos
+from recipes.table_policy.demos import Demos, spread
 from recipes.table_policy.pixel_metric import pixel_metric
 from recipes.table_policy.predictions import (
-    MATRIX_RATE,
     RATE,
     TRUE,
     decoder_loss,
@@ -63,7 +63,7 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.resources import load_json, write_json, write_whole
+from strands_cosmos3.resources import write_json, write_whole
 from strands_cosmos3.training.adapters import load_policy
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP, ClosedLoop, measure_apart
 from strands_cosmos3.training.dynamics import DOMAIN, chunk_errors, judge_dynamics
@@ -203,7 +203,7 @@ class TrainingRun:
             latents = latents.among(np.isin(latents.ticks, self.demos.label_ticks))
             predicted = self._predicted(opened, self._clip_windows(latents))
         ticks = latents.ticks
-        n_train = self._training_windows(latents.ticks)
+        n_train = self._training_windows(ticks)
         train_only(vae, "post_quant_conv", "decoder")
         to_raw = raw_latents(vae)
 
@@ -211,11 +211,10 @@ class TrainingRun:
             rng = np.random.default_rng([self.config.seed, 8, step])
             source = latents if rng.random() < TRUE else predicted
             chosen = rng.integers(n_train, size=self.config.decoder_batch)
-            return decoder_loss(
-                vae, to_raw(self._tensor(source[chosen])), self._pixels(ticks[chosen])
-            )
+            pixels = clip_pixels(self.demos, ticks[chosen], self.device)
+            return decoder_loss(vae, to_raw(self._tensor(source[chosen])), pixels)
 
-        self.vae_trainer.fit(vae, "decoder", loss, steps, RATE, MATRIX_RATE, decay=1.0, ema=0.99)
+        self.vae_trainer.fit(vae, "decoder", loss, steps, RATE, decay=1.0, ema=0.99)
         vae.requires_grad_(False)
         checkpoint = folder / "checkpoint"
         if not self.shard.rank:
@@ -253,16 +252,12 @@ class TrainingRun:
         decoder = fresh_preview(config.latent_channels, config.seed).to(self.device)
 
         def loss(step: int) -> tuple[torch.Tensor, LossMetrics]:
-            chosen = np.random.default_rng([config.seed, 7, step]).integers(
-                n_train, size=config.preview_batch
-            )
-            return preview_loss(
-                decoder, self._tensor(latents[chosen]), self._pixels(latents.ticks[chosen])
-            )
+            rng = np.random.default_rng([config.seed, 7, step])
+            chosen = rng.integers(n_train, size=config.preview_batch)
+            return preview_loss(decoder, *self._clips(latents, chosen))
 
-        lr = config.preview_lr
         steps = config.preview_steps
-        self.vae_trainer.fit(decoder, "preview", loss, steps, lr, 10 * lr, ema=0.995)
+        self.vae_trainer.fit(decoder, "preview", loss, steps, config.preview_lr, ema=0.995)
         return decoder
 
     def _novelty(self, vae: Any, preview: PreviewDecoder) -> float:
@@ -293,23 +288,23 @@ class TrainingRun:
     def _tensor(self, latents: NDArray[np.float16]) -> torch.Tensor:
         return torch.from_numpy(latents).to(self.device).float()
 
-    def _pixels(self, ticks: NDArray[np.int64]) -> torch.Tensor:
-        return clip_pixels(self.demos, ticks, self.device)
+    def _clips(
+        self, latents: ClipLatents, chosen: NDArray[np.int64]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the latents of chosen clips, and their pixels."""
+        ticks = latents.ticks[chosen]
+        return self._tensor(latents[chosen]), clip_pixels(self.demos, ticks, self.device)
 
     def _pixel_metric(self, latents: ClipLatents) -> torch.Tensor:
         """Return what the channels' errors in the video are multiplied by."""
 
         def measure() -> NDArray[np.float32]:
-            chosen = np.linspace(0, len(latents) - 1, min(_METRIC_CLIPS, len(latents))).astype(int)
-            pairs = (
-                (self._tensor(latents[part]), self._pixels(latents.ticks[part]))
-                for part in np.array_split(chosen, -(-len(chosen) // 8))
-            )
-            return pixel_metric(pairs).cpu().numpy()
+            chosen = spread(len(latents), _METRIC_CLIPS)
+            parts = np.array_split(chosen, -(-len(chosen) // 8))
+            return pixel_metric(self._clips(latents, part) for part in parts).cpu().numpy()
 
-        return torch.tensor(_kept(self.folder / "latents/pixel_metric.npy", measure)).to(
-            self.device
-        )
+        metric = _kept(self.folder / "latents/pixel_metric.npy", measure)
+        return torch.tensor(metric, device=self.device)
 
     def _first_policy(self) -> PolicyWithAuxiliaryHead:
         """Return the policy that training starts with."""
@@ -467,24 +462,24 @@ class TrainingRun:
                 novelty=None if preview is None else self._novelty(vae, preview),
             )
 
-        def evaluate() -> None:
-            if not self.shard.rank and (found := measure_apart(checkpoint, self._closed_loop)):
-                loop.record(CLOSED_LOOP, found)
+        def judge(again: bool = True) -> None:
+            """Validate and evaluate where it is time to; what is there already, only ``again``."""
+            step, closed_loop = loop.step, self._closed_loop
+            evaluates = closed_loop.due(step, steps) and (again or loop.lacks(CLOSED_LOOP))
+            exports = evaluates or step % _CHECKPOINT_STEPS == 0 or step >= steps
+            if exports and (again or released_steps(checkpoint) != step):
+                validate()
+            if not evaluates or self.shard.rank:
+                return
+            if successes := measure_apart(checkpoint, closed_loop):
+                loop.record(CLOSED_LOOP, successes)
 
         def on_step(step: int, metrics: Metrics) -> None:
             self._on_step(stage, step, steps, metrics)
-            due = self._closed_loop.due(step, steps)
-            if step % _CHECKPOINT_STEPS == 0 or step == steps or due:
-                validate()
-            if due:
-                evaluate()
+            judge()
 
-        # an export or an evaluation may have been interrupted
-        due = loop.step > 0 and self._closed_loop.due(loop.step, steps) and loop.lacks(CLOSED_LOOP)
-        if (loop.step >= steps or due) and released_steps(checkpoint) != loop.step:
-            validate()
-        if due:
-            evaluate()
+        if loop.step:  # it may have been interrupted there
+            judge(again=False)
         loop.run(on_step=on_step)
         return checkpoint
 
@@ -515,12 +510,8 @@ class TrainingRun:
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """Content of ``transformer/config.json``."""
-        tokenizer = load_json(self.tokenizer / "tokenizer.json")
-        size = max(
-            len(tokenizer["model"]["vocab"]),
-            1 + max(int(token["id"]) for token in tokenizer["added_tokens"]),
-        )
-        return transformer_config(self.config.sizes, "silu", size)
+        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
+        return transformer_config(self.config.sizes, "silu", tokenizer.get_vocab_size())
 
     @property
     def transformer_config(self) -> TransformerConfig:
@@ -530,12 +521,7 @@ class TrainingRun:
     @cached_property
     def state(self) -> StateRow:
         """Scale of the state row."""
-        path = self.folder / "state_row.json"
-        if not path.exists():
-            write_json(path, state_row_of(self.demos).to_metadata())
-        state = StateRow.from_metadata({"state": load_json(path)})
-        assert state is not None
-        return state
+        return state_row_of(self.demos)
 
 
 def _kept(path: Path, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:

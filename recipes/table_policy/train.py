@@ -14,7 +14,6 @@ torchrun --nproc-per-node N -m recipes.table_policy.train ...
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,14 +21,13 @@ from typing import Literal
 import tyro
 from rich.console import Console
 
-from recipes.pipeline import status_of
 from recipes.table_policy.config import RunConfig
 from recipes.table_policy.demos import is_unpacked, unpack
 from recipes.table_policy.run import TrainingRun
+from strands_cosmos3.cli import program, status_of
 from strands_cosmos3.commands.fetch import locate_dataset
-from strands_cosmos3.commands.progress import training_progress
+from strands_cosmos3.commands.progress import terminated_as_interrupted, training_progress
 from strands_cosmos3.commands.train import locked_run, plot_curves
-from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.training.closed_loop import ClosedLoop
 from strands_cosmos3.training.sharding import processes
 
@@ -60,6 +58,7 @@ def train(options: TrainOptions, console: Console) -> Path | None:
     demos = source if is_unpacked(source) else options.out / "unpacked"
     config = options.run
     with (
+        terminated_as_interrupted(),
         processes() as shard,
         locked_run(options.out, shard),
         training_progress(console, shard.rank == 0) as show,
@@ -96,7 +95,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        exit_rank(status)
-    sys.exit(status)
+    program(main)

@@ -18,14 +18,14 @@ from recipes.random_checkpoint import latent_scale
 from recipes.table_policy.block_codes import BlockCodes
 from recipes.table_policy.colour_gate import colour_gate
 from recipes.table_policy.config import RunConfig
-from recipes.table_policy.demos import Demos
+from recipes.table_policy.demos import Demos, spread
 from recipes.vae_training import (
     VaeLoss,
     convolve_flat,
     latent_moments,
     make_vae,
+    picture_psnr,
     plain_state,
-    psnr,
     train_only,
     weighted_error,
 )
@@ -78,9 +78,7 @@ class VaeTrainer:
 
     def check_colours(self, vae: Any, path: Path) -> None:
         """Write how a VAE preserves colours, and raise TrainingError if it loses them."""
-        gate = colour_gate(
-            vae, self.demos.frames[np.linspace(0, len(self.demos) - 1, _GATE_PICTURES).astype(int)]
-        )
+        gate = colour_gate(vae, self.demos.frames[spread(len(self.demos), _GATE_PICTURES)])
         write_json(path, asdict(gate))
         if self.config.gate:
             gate.require()
@@ -118,10 +116,7 @@ class VaeTrainer:
                 latents = vae.encode(pixels).latent_dist.mean
             drawn = vae.decode(latents).sample
             error = weighted_error(drawn, pixels, _LOSS)
-            return error, {
-                "loss": error.item(),
-                "psnr": psnr((drawn.detach().clamp(-1, 1) - pixels).square().mean()),
-            }
+            return error, {"loss": error.item(), "psnr": picture_psnr(drawn, pixels)}
 
         self._fit_vae(vae, "vae_decoder", loss, self.config.vae_decoder_steps, ema=0.99, decay=0.7)
 
@@ -138,10 +133,7 @@ class VaeTrainer:
         count = max(1, self.config.vae_batch // frames)
         if frames > 1:
             chosen = starts[rng.integers(len(starts), size=count)]
-            return to_pixels(
-                np.stack([self.demos.frames[range(tick, tick + frames)] for tick in chosen]),
-                self.device,
-            )
+            return to_pixels(self.demos.frames[chosen[:, None] + np.arange(frames)], self.device)
         looks = self.demos.looks[rng.integers(len(self.demos.label_ticks), size=count // 2)]
         own = self.demos.frames[rng.integers(len(self.demos), size=count - count // 2)]
         return to_pixels(np.stack([*own, *looks]), self.device)
@@ -162,8 +154,7 @@ class VaeTrainer:
             with lower_precision(self.device, cpu=True):
                 return error(pixels)
 
-        lr = self.config.vae_lr
-        self.fit(vae, stage, loss, steps, lr, 10 * lr, **options)
+        self.fit(vae, stage, loss, steps, self.config.vae_lr, **options)
 
     def fit(
         self,
@@ -172,12 +163,13 @@ class VaeTrainer:
         loss: Callable[[int], tuple[torch.Tensor, LossMetrics]],
         steps: int,
         lr: float,
-        matrix_lr: float,
         **options: float,
     ) -> None:
-        """Train a model by the loss of a step; its averaged weights remain."""
+        """Train a model by the loss of a step, matrices at ten times the rate; its averaged weights
+        remain.
+        """
         how = TrainLoopConfig(steps, lr, weight_decay=0.0, **{**self.loop_options, **options})
-        loop = Loop(model, loss, how, self.folder / stage, muon_and_adamw(matrix_lr))
+        loop = Loop(model, loss, how, self.folder / stage, muon_and_adamw(10 * lr))
         loop.run(on_step=lambda step, metrics: self.on_step(stage, step, steps, metrics))
         loop.adopt_average()
 
@@ -187,16 +179,16 @@ class VaeTrainer:
         """
         path = self.folder / "vae/latent_stats.json"
         if not path.exists():
-            ticks = np.linspace(0, len(self.demos) - 1, min(256, len(self.demos))).astype(int)
+            ticks = spread(len(self.demos), 256)
             with torch.no_grad():
-                parts = (
-                    to_pixels(self.demos.frames[part]).to(self.device)
+                raw = [
+                    vae.encode(to_pixels(self.demos.frames[part], self.device))
+                    .latent_dist.mode()
+                    .cpu()
                     for part in np.array_split(ticks, 8)
                     if len(part)
-                )
-                raw = [vae.encode(pixels).latent_dist.mode().cpu() for pixels in parts]
-            latents = torch.cat(raw)[..., : self.demos.columns]
-            scale = latent_scale(latents)
+                ]
+            scale = latent_scale(torch.cat(raw)[..., : self.demos.columns])
             vae.register_to_config(**scale)
             frames = self._frame_statistics(encoder_of(vae))
             write_json(path, {**scale, "latent_frames": frames})
@@ -206,8 +198,7 @@ class VaeTrainer:
     def _spread_clips(self) -> Iterator[torch.Tensor]:
         """Yield the pixels [1, 3, ROWS + 1, H, W] of some clips, spread over the demonstrations."""
         starts = self.demos.clips(ROWS)
-        chosen = np.linspace(0, len(starts) - 1, min(_STATISTICS_CLIPS, len(starts))).astype(int)
-        for tick in starts[chosen].tolist():
+        for tick in starts[spread(len(starts), _STATISTICS_CLIPS)].tolist():
             yield to_pixels(self.demos.frames[range(tick, tick + ROWS + 1)][None])
 
     def _frame_statistics(

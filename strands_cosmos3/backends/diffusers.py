@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
@@ -50,7 +49,7 @@ class DiffusersBackend(Backend):
         options: BackendOptions = BackendOptions(),
         action_space: str | None = None,
     ):
-        self._options = options
+        self._decodes_video = options.engine.decode_video
         root = locate(as_path(model, "diffusers"))
         checkpoint = Checkpoint.open(root, action_space=action_space)
         checkpoint.require_released("diffusers' pipeline")
@@ -66,9 +65,9 @@ class DiffusersBackend(Backend):
             language=checkpoint.language,
             model_sha256=checkpoint.digest,
         )
-        self._input = ModelInput(checkpoint, self._options)
-        self._device = resolve_device(self._options.engine)
-        dtype = choose_dtype(self._options.engine.dtype, self._device, checkpoint.config)
+        self._input = ModelInput(checkpoint, options)
+        self._device = resolve_device(options.engine)
+        dtype = choose_dtype(options.engine.dtype, self._device, checkpoint.config)
         self._pipe: Any = _load(root, dtype).to(self._device)
 
     def infer(self, request: Request) -> ActionChunk:
@@ -95,16 +94,19 @@ class DiffusersBackend(Backend):
             )
         started = time.perf_counter()
         out = self._run(request, processed, sampling)
+        total_ms = (time.perf_counter() - started) * 1e3
+        video = None
+        if self._decodes_video:
+            video = (np.asarray(out.video) * 255).round().clip(0, 255).astype(np.uint8)
+            video = video[: request.decode_frames]
         return ActionChunk(
             out.action[0].double().numpy(),
             request.action_space,
             request.embodiment,
             fps=processed.fps,
             seed=request.seed,
-            timing={"total_ms": (time.perf_counter() - started) * 1e3},
-            video=_pictures(out.video)[: request.decode_frames]
-            if self._options.engine.decode_video
-            else None,
+            timing={"total_ms": total_ms},
+            video=video,
             quantiles=self._input.quantiles(request),
         )
 
@@ -118,11 +120,7 @@ class DiffusersBackend(Backend):
             {**pipe.scheduler.config, **flow}
         )
         ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
-
-        def tokenize(*_: Any, **__: Any) -> Any:
-            return ids
-
-        pipe.tokenize_prompt = tokenize
+        pipe.tokenize_prompt = lambda *_, **__: ids
         condition = CosmosActionCondition(
             mode="policy",
             chunk_size=processed.action_chunk,
@@ -137,7 +135,7 @@ class DiffusersBackend(Backend):
             num_inference_steps=sampling.num_steps,
             guidance_scale=sampling.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
-            output_type="np" if self._options.engine.decode_video else "latent",
+            output_type="np" if self._decodes_video else "latent",
         )
 
     def close(self) -> None:
@@ -166,7 +164,3 @@ def _load(root: Path, dtype: torch.dtype) -> Any:
         vae_scale_factor=pipe.vae_scale_factor_spatial, do_resize=False
     )
     return pipe
-
-
-def _pictures(video: NDArray[np.float32]) -> NDArray[np.uint8]:
-    return (np.asarray(video) * 255).round().clip(0, 255).astype(np.uint8)

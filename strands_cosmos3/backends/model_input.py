@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
-from strands_cosmos3.backends.options import BackendOptions, SamplingOptions
+from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -66,7 +66,9 @@ class ModelInput:
             InstructionError: A checkpoint that declares its language does not understand the
                 instruction.
         """
-        require_contract(self._checkpoint, request, self._sampling)
+        require_acting(
+            self._checkpoint, request.embodiment, request.action_space, self._sampling.stated
+        )
         textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY
         task = request.instruction
         if not request.prompt and not textless:
@@ -147,11 +149,8 @@ class ModelInput:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
             frames = self._sampling.policy_frames
-            if (
-                frames is None
-                and self._options.engine.decode_video
-                and not self._checkpoint.future_from_actions
-            ):
+            filmed = self._options.engine.decode_video and not self._checkpoint.future_from_actions
+            if frames is None and filmed:
                 frames = max(self._checkpoint.policy_frames, default=None)
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,
@@ -180,10 +179,3 @@ def as_path(model: Any, backend: str) -> str | Path:
             f"{model!r}."
         )
     return model
-
-
-def require_contract(checkpoint: Checkpoint, request: Request, options: SamplingOptions) -> None:
-    """Raise ContractError if the meaning of the checkpoint's actions is unknown, not supported,
-    or not the request's.
-    """
-    require_acting(checkpoint, request.embodiment, request.action_space, options.stated)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -10,11 +10,8 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
-from strands_cosmos3.commands.files import (
-    require_writable,
-    require_writable_folder,
-    write_new,
-)
+from strands_cosmos3.commands.files import require_writable, require_writable_folder, write_new
+from strands_cosmos3.commands.flags import require_owned
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
 
@@ -69,11 +66,7 @@ class Checkpoint:
         from strands_cosmos3.engine.formats.inspect import contract_of
         from strands_cosmos3.engine.variants import locate
 
-        for option in fields(self):
-            owners = _OWNERS.get(option.name, self.what)
-            if self.what not in owners and getattr(self, option.name) != option.default:
-                flag = option.name.replace("_", "-")
-                raise ConfigError(f"--{flag} belongs to {owners}, not to {self.what}.")
+        require_owned(self, self.what, _OWNERS)
         if self.contract is not None and not self.contract.is_file():
             raise ConfigError(f"--contract {str(self.contract)!r} is not a file.")
         path = locate(self.path)

@@ -181,7 +181,13 @@ class Demos(Recording):
         """Record episodes of the table; ConfigError if no start of them was reachable."""
         from strands_cosmos3.worlds.table.demo_dataset import record_demos
 
-        record_demos(root, _collector(self.table), self.seed, episodes)
+        record_demos(root, _collector(self), self.seed, episodes)
+
+    def collector(self) -> DemoCollector:
+        """Return what records episodes of the table."""
+        from strands_cosmos3.worlds.table.demonstrations import DemoCollector
+
+        return DemoCollector(self.table)
 
 
 def record_part(options: Recording, root: Path, first: int) -> None:
@@ -195,10 +201,8 @@ def record_part(options: Recording, root: Path, first: int) -> None:
 
 
 @cache
-def _collector(config: DemoConfig) -> DemoCollector:
+def _collector(options: Demos) -> DemoCollector:
     """Return this worker process's collector: building its scenes takes longer than recording a
     part.
     """
-    from strands_cosmos3.worlds.table.demonstrations import DemoCollector
-
-    return DemoCollector(config)
+    return options.collector()

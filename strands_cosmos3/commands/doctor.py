@@ -77,8 +77,10 @@ class Doctor:
         if self.json is not None:
             report = {"version": __version__, "findings": [vars(finding) for finding in findings]}
             write_json(self.json, report)
-        broken = [finding.what for finding in findings if finding.state == BROKEN]
-        absent = [finding.what for finding in findings if finding.state == ABSENT]
+        broken, absent = (
+            [finding.what for finding in findings if finding.state == state]
+            for state in (BROKEN, ABSENT)
+        )
         missing = [what for what in absent if what in _OF_A_CHECKPOINT]
         verdict = "the main job can run: strands-cosmos3 rollout"
         if broken:

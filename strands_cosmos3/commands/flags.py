@@ -5,6 +5,7 @@ texts are the docstrings of their fields, sections are groups, and a default of 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -21,6 +22,7 @@ from tyro.constructors import (
 )
 
 from strands_cosmos3.checks import known_name
+from strands_cosmos3.errors import ConfigError
 
 registry = ConstructorRegistry()
 
@@ -28,6 +30,17 @@ registry = ConstructorRegistry()
 def from_environment(variable: str) -> Any:
     """Declare a field without a flag that is read from an environment variable."""
     return field(default=None, repr=False, metadata={"environment": variable, "hidden": True})
+
+
+def require_owned(command: Any, action: str, owners: Mapping[str, str]) -> None:
+    """Raise ConfigError for a field of a command that is set, and belongs to other actions: field
+    -> the only actions that heed it.
+    """
+    for declared in fields(command):
+        belongs_to = owners.get(declared.name, action)
+        if action not in belongs_to and getattr(command, declared.name) != declared.default:
+            flag = declared.name.replace("_", "-")
+            raise ConfigError(f"--{flag} belongs to {belongs_to}, not to {action}.")
 
 
 @registry.struct_rule

@@ -24,7 +24,12 @@ from strands_cosmos3.resources import write_json
 
 _DEFAULT_DOMAIN = "droid_lerobot"
 _OPTIONS_OF_PROCESSOR = (
-    *("mode", "raw_action_dim", "action_stats_path", "action_normalization", "height", "width"),
+    "mode",
+    "raw_action_dim",
+    "action_stats_path",
+    "action_normalization",
+    "height",
+    "width",
 )
 
 
@@ -169,11 +174,11 @@ class InferCommand:
         write_json(action_path, report)
         console.print(f"wrote {action_path}: {len(rows)} rows of {rows.shape[1]} columns, {space}")
         if video_path is not None:
-            frames = (answer["pixels"][0].permute(1, 2, 3, 0) * 255).round().byte().cpu().numpy()
+            from strands_cosmos3.backends.model_input import as_pictures
             from strands_cosmos3.sim.record import VideoWriter
 
             with VideoWriter(video_path, processed.fps) as writer:
-                for frame in frames:
+                for frame in as_pictures(answer["pixels"]):
                     writer.write(frame)
             console.print(f"wrote {video_path}")
         console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in timing.items()))
@@ -221,23 +226,20 @@ class InferCommand:
         pictures = self.image if self.video is None else (self.video,)
         if absent := [repr(str(path)) for path in pictures if not path.is_file()]:
             raise ResourceNotFoundError(f"no picture or video at {', '.join(absent)}.")
-        return (
-            None
-            if self.action_file is None
-            else read_actions(self.action_file, self.action_chunk_index)
-        )
+        if self.action_file is None:
+            return None
+        return read_actions(self.action_file, self.action_chunk_index)
 
     def _engine(self, decode: bool, console: Console) -> Any:
         with needed_by("infer"):
-            import torch
-
+            from strands_cosmos3.backends.model_input import resolve_device
             from strands_cosmos3.engine.engine import Cosmos3Engine
         policy = self.policy
         checkpoint = policy.model or embedded_checkpoint()
         with console.status(f"loading {checkpoint}"):
             return Cosmos3Engine.from_pretrained(
                 checkpoint,
-                device=policy.engine.device or ("cuda" if torch.cuda.is_available() else "cpu"),
+                device=resolve_device(policy.engine),
                 parallel=policy.parallel,
                 decode_video=decode,
                 options=policy.engine,

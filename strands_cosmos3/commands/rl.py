@@ -78,16 +78,9 @@ class RLCommand:
         require_writable_folder(self.out, "--out")
         from strands_cosmos3.evaluation.settings import make_settings
 
-        settings = make_settings(
-            {
-                "model": self.model,
-                "world": self.world,
-                "robot": self.robot,
-                "tasks": self.task,
-                "conditions": self.conditions,
-                "duration": self.duration,
-            }
-        )
+        names = ("model", "world", "robot", "conditions", "duration")
+        options = {name: getattr(self, name) for name in names}
+        settings = make_settings({**options, "tasks": self.task})
         condition, *others = settings.conditions
         if others:
             raise ConfigError(

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from strands_cosmos3.commands.files import write_new
+from strands_cosmos3.commands.flags import require_owned
 from strands_cosmos3.errors import ConfigError, FetchError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -46,10 +47,7 @@ class RobotModels:
 
     def run(self) -> int:
         """List, fetch or inspect; 0, or 1 if the simulation does not take a robot's file."""
-        if self.wheels is not None and self.action != "fetch":
-            raise ConfigError(f"--wheels belongs to fetch, not to {self.action}.")
-        if self.out is not None and self.action != "inspect":
-            raise ConfigError(f"--out belongs to inspect, not to {self.action}.")
+        require_owned(self, self.action, {"wheels": "fetch", "out": "inspect"})
         if self.action == "list":
             if self.model is not None:
                 raise ConfigError("list takes no model; name one with fetch or inspect.")

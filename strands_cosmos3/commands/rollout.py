@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -483,11 +483,15 @@ def _summary(episodes: list[Rollout]) -> dict[str, Any]:
     return {
         "episodes": len(episodes),
         "successes": sum(judged) if judged else None,
-        "success_rate": float(np.mean(judged)) if judged else None,
-        "tracking_mean_mm": float(np.mean([e.mean_mm for e in tracking])) if tracking else None,
-        "tracking_max_mm": float(max(e.max_mm for e in tracking)) if tracking else None,
-        "realtime_factor": float(np.mean([e.realtime_factor for e in episodes])),
+        "success_rate": _mean(judged),
+        "tracking_mean_mm": _mean([e.mean_mm for e in tracking]),
+        "tracking_max_mm": max((float(e.max_mm) for e in tracking), default=None),
+        "realtime_factor": _mean([e.realtime_factor for e in episodes]),
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _print(console: Console, episodes: list[Rollout], summary: dict[str, Any]) -> None:

@@ -41,6 +41,7 @@ from strands_cosmos3.observe.prompts import VIEW_SENTENCES, libero_client_prompt
 from strands_cosmos3.observe.views import resize
 from strands_cosmos3.serving.wire import (
     MAX_PROMPT_CHARACTERS,
+    keys_of,
     require_rows,
     require_sendable,
     short,
@@ -244,9 +245,8 @@ def decode_replies(
     actions = reply.get("actions") if batch else [reply.get("action")]
     chunks = cast("list[Any]", actions) if isinstance(actions, list) else []
     if len(chunks) != len(requests) or not all(isinstance(rows, list) for rows in chunks):
-        have = ", ".join(str(key)[:40] for key in list(reply)[:8]) or "no keys"
         expected = f"list 'actions' of {len(requests)} chunks" if batch else "list 'action'"
-        raise ServiceUnreadableError(f"the reply has no {expected}; it has {have}.")
+        raise ServiceUnreadableError(f"the reply has no {expected}; it has {keys_of(reply)}.")
     video = None if batch else _video(reply.get("video"))
     return [_chunk(rows, request, video) for rows, request in zip(chunks, requests, strict=True)]
 

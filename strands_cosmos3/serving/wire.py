@@ -564,14 +564,18 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
         )
     rows = fields.get("action", fields.get("actions", reply))
     if not isinstance(rows, np.ndarray):
-        have = ", ".join(str(key)[:40] for key in list(fields)[:8]) or "no keys"
         raise ServiceUnreadableError(
-            f"the reply has no array 'action' or 'actions'; it has {have}."
+            f"the reply has no array 'action' or 'actions'; it has {keys_of(fields)}."
         )
     timing = _timing(fields.get("server_timing"))
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
     quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
     return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles)
+
+
+def keys_of(reply: Mapping[str, Any]) -> str:
+    """Return the first keys of a reply, for a message."""
+    return ", ".join(str(key)[:40] for key in list(reply)[:8]) or "no keys"
 
 
 def _video(value: Any) -> NDArray[np.uint8] | None:

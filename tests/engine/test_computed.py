@@ -13,7 +13,7 @@ from diffusers.models.transformers.transformer_cosmos3 import Cosmos3OmniTransfo
 from diffusers.schedulers.scheduling_unipc_multistep import UniPCMultistepScheduler
 
 from helpers.checkpoint_formats import framework_export, write_json
-from recipes.random_checkpoint import SCHEDULER, fresh_vae
+from recipes.random_checkpoint import LAYOUT, fresh_vae
 from strands_cosmos3.engine import computed
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
@@ -24,6 +24,7 @@ from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.errors import LayoutError, VariantError
 
+SCHEDULER = json.loads((LAYOUT / "scheduler/scheduler_config.json").read_text())
 TABLES = tomllib.loads(Path(computed.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 TOKENIZER = "text_tokenizer/tokenizer_config.json"
 FIELDS = [(file, field) for file, table in TABLES.items() for field in table if file != TOKENIZER]

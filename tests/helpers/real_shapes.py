@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata as Store
 
 from helpers.checkpoint_formats import VISION, framework_name, write_json
 from recipes.random_checkpoint import (
-    MODEL_INDEX,
-    SCHEDULER,
+    LAYOUT,
     FactorySizes,
     fresh_vae,
     transformer_config,
@@ -108,8 +108,7 @@ def released(folder: Path, kind: str, shapes: Shapes) -> Path:
     hollow(
         folder / f"vae/{STEM}.safetensors", {name: ("F32", shape) for name, shape in vae.items()}
     )
-    write_json(folder / "scheduler/scheduler_config.json", SCHEDULER)
-    write_json(folder / "model_index.json", MODEL_INDEX)
+    shutil.copytree(LAYOUT, folder, dirs_exist_ok=True)
     write_tokenizer(folder / "text_tokenizer")
     return folder
 
@@ -144,7 +143,7 @@ def lerobot(folder: Path, kind: str, shapes: Shapes) -> Path:
     configs = {
         "transformer_config": real_config(kind),
         "vae_config": config,
-        "scheduler_config": SCHEDULER,
+        "scheduler_config": json.loads((LAYOUT / "scheduler/scheduler_config.json").read_text()),
     }
     write_json(folder / "config.json", {"type": "cosmos3", **configs})
     write_tokenizer(folder / "text_tokenizer")
