@@ -120,7 +120,11 @@ class DiffusersBackend(Backend):
             {**pipe.scheduler.config, **flow}
         )
         ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
-        pipe.tokenize_prompt = lambda *_, **__: ids
+
+        def tokenize(*_: Any, **__: Any) -> Any:
+            return ids
+
+        pipe.tokenize_prompt = tokenize
         condition = CosmosActionCondition(
             mode="policy",
             chunk_size=processed.action_chunk,
