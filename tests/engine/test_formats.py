@@ -23,11 +23,12 @@ from helpers.checkpoint_formats import framework_name
 from helpers.options import backend_options
 from recipes.random_checkpoint import FactorySizes, write_checkpoint
 from strands_cosmos3.actions.stats import load_action_stats
-from strands_cosmos3.backends.model_input import ModelInput, require_contract
+from strands_cosmos3.backends.model_input import ModelInput
 from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.acting import require_acting
 from strands_cosmos3.engine.formats.contract import FIELDS, known_contract, known_contracts
 from strands_cosmos3.engine.formats.dcp import DcpFiles, DcpRun, model_folder
 from strands_cosmos3.engine.formats.detect import kind_of, open_layout
@@ -221,8 +222,9 @@ def test_acting_without_a_contract_prints_the_file_to_fill_in(checkpoints, tmp_p
 def test_a_contract_that_is_not_the_requests(checkpoints, tmp_path, changes, word):
     folder = formats.framework_export(checkpoints["silu"], tmp_path / "c", edge=False)
     path = formats.contract_file(tmp_path / "my.toml", folder, checkpoints["silu"], **changes)
+    request = observe()
     with pytest.raises(ContractError, match=word):
-        require_contract(Checkpoint.open(path), observe(), backend_options().sampling)
+        require_acting(Checkpoint.open(path), request.embodiment, request.action_space)
 
 
 RIG = '["wrist", "exterior_1", "exterior_2"]'
