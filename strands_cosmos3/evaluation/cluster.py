@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import ray
 from ray._private import ray_constants
@@ -89,14 +88,12 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
             yield gpus
         return
     _remove_stale_folders()
-    # the variables are for Ray's processes; this one has its libraries, and Ray has read them when
-    # it was imported
     with (
         tempfile.TemporaryDirectory(
             prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder(), ignore_cleanup_errors=True
         ) as folder,
-        patch.dict(os.environ, {**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
-        patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False),
+        _environment({**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
+        _on_loopback(),
         _joined(
             num_cpus=cpus,
             include_dashboard=False,
@@ -122,6 +119,34 @@ def _check_address(address: str) -> None:
             "cluster there with "
             "`ray start --head`, or leave the address out to run on this machine."
         ) from None
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Keep Ray in this process on loopback, too: it has read the variable of :data:`_LOCAL_RAY`
+    when it was imported.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for Ray's processes. They do not affect this process, whose libraries are
+    loaded already.
+    """
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @contextmanager

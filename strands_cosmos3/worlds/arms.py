@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -82,10 +82,13 @@ DOMAIN = "droid"
 Progress = Callable[[float, float], None]
 _START_M = 0.02
 _START_RAD = 0.1
-_POLICY_MEMBERS = (
-    *("get_actions_sync", "set_robot_state_keys", "set_control_frequency", "reset"),
-    *("actions_per_step", "requires_images"),
+_POLICY_METHODS = (
+    "get_actions_sync",
+    "set_robot_state_keys",
+    "set_control_frequency",
+    "reset",
 )
+_POLICY_PROPERTIES = ("actions_per_step", "requires_images")
 
 
 class ArmWorld(World):
@@ -298,8 +301,8 @@ class Robot(SimulatedArm):
                 f"robot_name {robot_name!r} is another robot than this one, {self.name!r}; leave "
                 "it out."
             )
-        _require_members(recorder, "recorder", "recording")
-        _require_members(audience, "audience", "show_plan", "show_prediction")
+        _require_members(recorder, "recorder", ("recording",))
+        _require_members(audience, "audience", ("show_plan", "show_prediction"))
         options = RunOptions(
             duration_s=duration,
             control_frequency_hz=control_frequency,
@@ -371,7 +374,7 @@ class Robot(SimulatedArm):
         """Reset the arm and run a policy; with ``state``, a runner's snapshot, go on from there.
         Errors: as :meth:`run_policy`.
         """
-        _require_members(policy, "policy", *_POLICY_MEMBERS)
+        _require_members(policy, "policy", _POLICY_METHODS, _POLICY_PROPERTIES)
         goal, judge, followed = self._judges(start, options)
         instruction = options.instruction or goal
         hz = options.control_frequency_hz
@@ -679,9 +682,12 @@ def _simulated_robot(name: str) -> RobotSpec:
     return get_robot(name)
 
 
-def _require_members(value: object, name: str, *members: str) -> None:
+def _require_members(
+    value: object, name: str, methods: Iterable[str], properties: Iterable[str] = ()
+) -> None:
     """Check an object that other packages may make."""
-    missing = [member for member in members if not hasattr(value, member)]
+    missing = [method for method in methods if not callable(getattr(value, method, None))]
+    missing += [member for member in properties if not hasattr(value, member)]
     if missing and value is not None:
         raise InputError(f"{name} must have {', '.join(missing)}, got {type(value).__name__}.")
 

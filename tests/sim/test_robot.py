@@ -272,6 +272,16 @@ def test_a_malformed_step_names_the_policy_that_gave_it(robot):
         robot.run_policy(instruction="sway", policy=Foreign(_text, (1,)), duration=1.0)
 
 
+@pytest.mark.parametrize("method", ["reset", "set_robot_state_keys"])
+def test_a_policy_whose_method_is_no_function_is_refused_before_anything_moves(robot, method):
+    foreign = Foreign()
+    setattr(foreign, method, 5)
+    qpos = robot.data.qpos.copy()
+    with pytest.raises(InputError, match=f"policy must have {method}, got Foreign"):
+        robot.run_policy(instruction="sway", policy=foreign, duration=1.0)
+    np.testing.assert_array_equal(robot.data.qpos, qpos)
+
+
 @SPOILS
 def test_one_broken_answer_is_refused_and_the_motion_goes_on(robot, spoil):
     rollout = robot.run_policy(instruction="sway", policy=Foreign(spoil, (3,)), duration=3.0)
