@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 import hypothesis
 import pytest
 
+from helpers.environments import ROOT
 from helpers.rank_groups import Harness
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
@@ -67,6 +68,31 @@ def harness():
     made = Harness()
     yield made
     made.close()
+
+
+WITNESS = """
+import atexit, os, sys
+def witness():
+    with open(os.path.join({folder!r}, str(os.getpid())), "w") as file:
+        file.write(os.environ.get("RANK", "no rank") + " " + " ".join(sys.orig_argv))
+atexit.register(witness)
+"""
+
+
+@pytest.fixture
+def who_came_to_the_end_of_python(tmp_path, monkeypatch):
+    """Of the processes that a test starts, those that Python itself took down: id -> rank and
+    command line.
+    """
+    folder = tmp_path / "ends"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITNESS.format(folder=str(folder)))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    )
+    return lambda: {
+        int(path.name): path.read_text() for path in folder.iterdir() if path.name.isdigit()
+    }
 
 
 @pytest.fixture(scope="module")

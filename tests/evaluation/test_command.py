@@ -79,7 +79,7 @@ def wait_for(process, condition, within_s=90.0):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise AssertionError(process.communicate()[0])
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def rays_of(pid):
@@ -115,8 +115,8 @@ def settle(pid, within_s=30.0):
 
 def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start):
     """Killed, resumed, interrupted, and finished: by this process, in the Ray that it has."""
-    out = tmp_path / "run"
-    process = start(out)
+    out, one = tmp_path / "run", ("--workers", "1")
+    process = start(out, *one)
     wait_for(process, lambda: len(stored(out)) >= 3)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
@@ -124,7 +124,7 @@ def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start):
     before = {path: path.read_bytes() for path in stored(out)}
     assert 3 <= len(before) < 21
 
-    again = start(out, "--resume")
+    again = start(out, "--resume", *one)
     wait_for(again, lambda: len(stored(out)) >= len(before) + 3)
     # as a terminal does: everybody in the foreground hears it
     os.killpg(again.pid, signal.SIGINT)
@@ -145,7 +145,7 @@ def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start):
     options = {key.removeprefix("--"): int(v) if v.isdigit() else v for key, v in named}
     settings = make_settings(options)
     with RunFolder(out, settings, resume=True) as folder:
-        driver = Driver(folder, 2)
+        driver = Driver(folder, 1)
         try:
             driver.run()
         finally:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext, suppress
 
 import psutil
 import pytest
@@ -18,8 +19,9 @@ import ray  # noqa: E402
 from helpers.workers import busy  # noqa: E402
 from recipes.random_checkpoint import FactorySizes, write_checkpoint  # noqa: E402
 from strands_cosmos3.errors import CheckpointError, ConfigError  # noqa: E402
+from strands_cosmos3.evaluation import evaluate as module  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
-from strands_cosmos3.evaluation.evaluate import check_model  # noqa: E402
+from strands_cosmos3.evaluation.evaluate import check_model, evaluate  # noqa: E402
 from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402
 from strands_cosmos3.evaluation.replica import ReplicaPool  # noqa: E402
 from strands_cosmos3.evaluation.runner import AssignmentRunner  # noqa: E402
@@ -70,7 +72,33 @@ def run(path, replicas_of_two, each=lambda driver: None):
         }
 
 
-@pytest.mark.slow  # the command, below, loses a rank in every run of the suite
+def test_an_evaluation_outlives_one_of_its_ranks(local_ray, model, tmp_path, monkeypatch):
+    """In the Ray that is there: as `evaluate --tp 2`, a rank of which is killed between two
+    episodes or in one.
+    """
+    monkeypatch.setattr(module, "cluster", lambda address, cpus: nullcontext(local_ray))
+    ranks = set()
+
+    def kill_a_rank(progress):
+        running = ranks_below(os.getpid()) if progress.new else []
+        if running and not ranks:
+            assert len(running) == 2
+            running[1].send_signal(signal.SIGKILL)
+        ranks.update(running)
+
+    out = tmp_path / "run"
+    settings = make_settings({**OPTIONS, "model": model, "tp": 2, "replan_rows": 16, "workers": 1})
+    evaluate(settings, out, progress=kill_a_rank)
+    report = json.loads((out / "report.json").read_text())
+    assert (report["complete"], report["episodes"]) == (True, 2)
+    ran = report["run"]
+    assert (ran["replica_restarts"], ran["worker_failures"], ran["requeued"]) == (1, 0, 0)
+    assert len(ranks) == 4, "both were started again"
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+
+
+@pytest.mark.slow  # an evaluation, above, loses a rank in every run of the suite
 def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, model, tmp_path):
     killed = []
 
@@ -105,14 +133,15 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
 
 def ranks_below(pid):
     """Processes of the ranks that a process has started through Ray."""
-    family = psutil.Process(pid).children(recursive=True)
-    return [
-        child
-        for child in family
-        if child.is_running() and "strands_cosmos3.parallel.rank" in child.cmdline()
-    ]
+    ranks = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):  # it ends while one looks
+            if "strands_cosmos3.parallel.rank" in child.cmdline():
+                ranks.append(child)
+    return ranks
 
 
+@pytest.mark.slow
 def test_the_command_outlives_one_of_its_ranks(model, tmp_path):
     """`evaluate --tp 2` as users run it; a rank is killed between two questions or in one."""
     out = tmp_path / "run"

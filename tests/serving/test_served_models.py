@@ -74,7 +74,12 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
     native.close()
 
 
-def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp_path):
+def test_a_killed_inference_process_costs_one_request_and_is_replaced(
+    serve, tmp_path, who_came_to_the_end_of_python
+):
+    """The other one, once closed, leaves without the end of Python, where gloo's threads might
+    abort it.
+    """
     patient = RankTimeouts(silent_s=60.0)  # the machine may be busy
     (backend,) = replicas(
         1,
@@ -106,4 +111,8 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(serve, tmp
             unlucky.recv(timeout=5)
         other.send(message)  # answered by a new process
         assert decode(other.recv(timeout=120))["action"].shape == (32, 8)
+        replacement = backend.engine.ranks.handles[0].pid
     assert backend.engine.ranks.starts == 2
+    with pytest.raises(ProcessLookupError):
+        os.kill(replacement, 0)
+    assert replacement not in who_came_to_the_end_of_python()
