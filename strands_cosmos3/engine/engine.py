@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,6 +152,7 @@ class TextCache:
 
 
 OnStep = Callable[[int, int], None]
+_TABLES = 8  # that are kept, of rope: a rollout needs one for each of its passes and prompts
 
 
 def latents_of(frames: int) -> int:
@@ -191,6 +192,7 @@ class Cosmos3Engine(Closeable):
         self.parallel_context = parallel_context
         self.device = device = parallel_context.device
         self.text_cache = TextCache(options.text_cache_bytes, self._prefill)
+        self._table_of = lru_cache(_TABLES)(self._generation_rope)
         self._heads: dict[int, ActionHead] = {}
         self._graphs = Graphs(device) if options.cuda_graphs else None
         if options.compile:
@@ -599,13 +601,9 @@ class Cosmos3Engine(Closeable):
         prompts = [self._prompts(request) for request in requests]
         text_of = cache(self.text_cache.get)  # each prompt once, even if it is too long to be kept
 
-        @cache
-        def table_of(layout: SequenceLayout, text_tokens: int) -> Rope:
-            return self._rope(generation_positions(layout, self.config, text_tokens))
-
         def branch(member: int, which: int) -> tuple[TextKV, Rope]:
             text = text_of(prompts[member][which])
-            return text, table_of(layouts[member], text.tokens)
+            return text, self._table_of(layouts[member], text.tokens)
 
         def make(members: tuple[int, ...], guided: bool) -> Pass:
             branches = self.parallel_context.branches if guided else (0,)
@@ -637,6 +635,9 @@ class Cosmos3Engine(Closeable):
 
     def _rope(self, positions: torch.Tensor) -> Rope:
         return rope_tables(positions, self.config, self.device, self.dtype)
+
+    def _generation_rope(self, layout: SequenceLayout, text_tokens: int) -> Rope:
+        return self._rope(generation_positions(layout, self.config, text_tokens))
 
     def _prefill(self, ids: tuple[int, ...]) -> TextKV:
         ids_S = torch.tensor(ids, device=self.device)

@@ -359,6 +359,7 @@ def fresh(checkpoints):
         sampler.unipc_coefficients.cache_clear()
         for e in engines:
             e.text_cache.clear()
+            e._table_of.cache_clear()
 
     forget()
     yield
