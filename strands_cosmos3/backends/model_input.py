@@ -137,8 +137,8 @@ class ModelInput:
         )
 
     def sampling(self, request: Request, recorded: bool = False) -> Sampling:
-        """Return how to sample for a request; ``own``: as the checkpoint records, whatever the
-        options.
+        """Return how to sample for a request; ``recorded``: as the checkpoint records, whatever
+        the options.
         """
         options = Sampling() if recorded else self._sampling
         return self._checkpoint.resolve_sampling(
