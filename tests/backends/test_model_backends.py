@@ -46,7 +46,9 @@ from strands_cosmos3.robots.panda import HOME_Q  # noqa: E402
 from strands_cosmos3.serving.wire import encode_rows  # noqa: E402
 from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
-QUICK = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
+QUICK = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=128)
+STOCK = with_options(QUICK, {"image_size": 256})  # the smallest that diffusers takes
+HW = (80, 112)
 DROID = get_embodiment("droid")
 
 
@@ -66,7 +68,7 @@ def native(folder):
 
 
 def question(**changes):
-    picture = np.random.RandomState(0).randint(0, 256, (144, 176, 3), dtype=np.uint8)
+    picture = np.random.RandomState(0).randint(0, 256, (*HW, 3), dtype=np.uint8)
     made = Request(
         DROID,
         DROID.action_space(),
@@ -86,14 +88,14 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(
     """Given the pipeline's noise, the two backends answer alike: pictures, captions and schedule
     are the same.
     """
-    stock = make_backend("diffusers", folder, QUICK)
+    stock = make_backend("diffusers", folder, STOCK)
     assert isinstance(native, Backend)
     assert isinstance(stock, Backend)
     assert native.info.model_sha256 == stock.info.model_sha256
     expected = stock.infer(question())
     generator = torch.Generator().manual_seed(3)
     noise = [
-        torch.randn((1, 16, 3, 9, 11), generator=generator),
+        torch.randn((1, 16, 3, HW[0] // 16, HW[1] // 16), generator=generator),
         torch.randn((8, 64), generator=generator),
     ]
     step_batch = native.engine.step_batch
@@ -103,7 +105,7 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(
         "step_batch",
         lambda asked: step_batch([replace(one, **with_noise) for one in asked]),
     )
-    found = native.infer(question())
+    found = EngineBackend(native.engine, STOCK).infer(question())
     assert np.abs(found.action - expected.action).max() <= 5e-5
     assert found.action.shape == (8, 10)
 
@@ -165,11 +167,11 @@ def with_own_statistics(folder, to, domain="droid_lerobot"):
     return copy
 
 
-@pytest.mark.parametrize("name", ["native", "diffusers"])
-def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, tmp_path):
+@pytest.mark.parametrize(("name", "options"), [("native", QUICK), ("diffusers", STOCK)])
+def test_a_chunk_carries_the_statistics_of_its_checkpoint(folder, native, name, options, tmp_path):
     plain, own = (
         native.infer(question()),
-        make_backend(name, with_own_statistics(folder, tmp_path / "own"), QUICK),
+        make_backend(name, with_own_statistics(folder, tmp_path / "own"), options),
     )
     chunk, stats = own.infer(question()), load_action_stats(tmp_path / "own" / "action_stats.json")
     own.close()
@@ -262,7 +264,7 @@ def test_the_backend_composes_the_views(native, monkeypatch):
         name: np.full((90, 160, 3), 50 * i, np.uint8) for i, name in enumerate(DROID_RIG.views)
     }
     stretching = EngineBackend(native.engine, with_options(QUICK, {"composition": "framework"}))
-    assert native.compose(views, DROID_RIG).shape == (256, 303, 3), (
+    assert native.compose(views, DROID_RIG).shape == (128, 152, 3), (
         "what its canvas holds of 540 x 640"
     )
     assert stretching.compose(views, DROID_RIG).shape == (135, 160, 3)
@@ -299,7 +301,7 @@ def test_the_instruction_and_the_picture_matter(native):
         np.abs(native.infer(question(instruction="pick up the blue cube")).action - first).max()
         > 1e-3
     )
-    dark = np.zeros((144, 176, 3), np.uint8)
+    dark = np.zeros((*HW, 3), np.uint8)
     assert np.abs(native.infer(question(composite=dark)).action - first).max() > 1e-3
 
 
@@ -326,14 +328,13 @@ def test_pictures_are_rounded():
     ]
 
 
-@pytest.mark.parametrize("name", ["native", "diffusers"])
-def test_predicted_world(folder, name):
-    options = with_options(QUICK, {"decode_video": True, "fps": 7.0})
-    backend = make_backend(name, folder, options)
+@pytest.mark.parametrize(("name", "options"), [("native", QUICK), ("diffusers", STOCK)])
+def test_predicted_world(folder, name, options):
+    backend = make_backend(name, folder, with_options(options, {"decode_video": True, "fps": 7.0}))
     chunk = backend.infer(question())
     assert chunk.fps == 7.0
     video = chunk.video
-    assert video.shape == (9, 144, 176, 3)
+    assert video.shape == (9, *HW, 3)
     assert video.dtype == np.uint8
     backend.close()
     backend.close()
@@ -364,7 +365,7 @@ def test_a_future_from_actions_leaves_the_rows_alone_and_shows_what_they_do(fold
     assert chunk.timing.keys() >= {"encode_ms", "denoise_ms", "decode_ms"}
     both = shown.infer_batch([question(decode_frames=0), question(seed=4, decode_frames=5)])
     assert both[0].video is None
-    assert both[1].video.shape == (5, 144, 176, 3)
+    assert both[1].video.shape == (5, *HW, 3)
     np.testing.assert_allclose(both[1].action, again.action, atol=2e-5)
     karras = with_options(QUICK, {"decode_video": True, "use_karras_sigmas": "true"})
     other = EngineBackend(shown.engine, karras).infer(question())

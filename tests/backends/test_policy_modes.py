@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 def policy(folder, mode, **options):
     world = mode == "forward_dynamics"
     quick = backend_options(
-        device="cpu", num_steps=1, guidance_scale=1.0, image_size=256, decode_video=world
+        device="cpu", num_steps=1, guidance_scale=1.0, image_size=128, decode_video=world
     )
     return Cosmos3Policy(backend=NativeBackend(folder, quick), mode=mode, **options)
 

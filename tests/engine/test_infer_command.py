@@ -38,7 +38,7 @@ def infer(checkpoints, picture, tmp_path):
         ]
         base += ["--image", str(picture)] if image else []
         return main(
-            [*base, "--image-size", "256", "--device", "cpu", "--out", str(tmp_path / "o"), *extra]
+            [*base, "--image-size", "128", "--device", "cpu", "--out", str(tmp_path / "o"), *extra]
         )
 
     return run
@@ -202,7 +202,7 @@ def test_joint_pos(joint_checkpoint, picture, tmp_path):
         "--num-steps",
         "1",
         "--image-size",
-        "256",
+        "128",
         "--out",
         str(tmp_path / "o"),
     ]
