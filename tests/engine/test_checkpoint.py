@@ -405,9 +405,10 @@ def test_the_action_space_must_come_from_somewhere(copy):
         load(copy, action_space="pose_abs")
 
 
-@pytest.mark.parametrize("stated", ["metadata", "contract", "caller", "nobody"])
-@pytest.mark.parametrize("name", ["edge", "my-nano-policy", "snapshot 3"])
-def test_a_renamed_folder_acts_as_stated_or_not_at_all(copy, name, stated):
+def stating_joint_pos(copy, name, stated):
+    """A renamed checkpoint whose action space a file states, or the caller, or nobody; and what
+    the caller says.
+    """
     (copy / "checkpoint.json").unlink()
     folder = copy.rename(copy.with_name(name))
     if stated == "metadata":
@@ -415,8 +416,27 @@ def test_a_renamed_folder_acts_as_stated_or_not_at_all(copy, name, stated):
         (folder / "checkpoint.json").write_text(json.dumps(ours))
     if stated == "contract":
         (folder / "contract.toml").write_text('action_space = "joint_pos"')
-    said = "joint_pos" if stated == "caller" else None
+    return folder, "joint_pos" if stated == "caller" else None
+
+
+@pytest.mark.parametrize("stated", ["metadata", "contract", "caller", "nobody"])
+@pytest.mark.parametrize("name", ["edge", "my-nano-policy", "snapshot 3"])
+def test_a_renamed_folder_is_as_stated(copy, name, stated):
+    folder, said = stating_joint_pos(copy, name, stated)
     checkpoint = Checkpoint.open(folder, action_space=said)
+    if stated == "nobody":
+        assert inspect(folder)["missing"] == ["action_space"]
+        with pytest.raises(ContractError, match="--action-space"):
+            Cosmos3PolicyProcessor.for_checkpoint(checkpoint, domain_name="droid")
+        with pytest.raises(ContractError, match="--action-space"):
+            Cosmos3Policy(model=folder)
+    else:
+        assert checkpoint.action_space == checkpoint.metadata["action_space"] == "joint_pos"
+
+
+@pytest.mark.parametrize("stated", ["metadata", "contract", "caller", "nobody"])
+def test_a_renamed_folder_acts_as_stated_or_not_at_all(copy, stated):
+    folder, said = stating_joint_pos(copy, "my-nano-policy", stated)
     for act in (NativeBackend, DiffusersBackend):
         expected = ContractError if stated == "nobody" else VariantError
         if act is DiffusersBackend or stated == "nobody":  # diffusers has no joint_pos
@@ -426,14 +446,6 @@ def test_a_renamed_folder_acts_as_stated_or_not_at_all(copy, name, stated):
             with closing(act(folder, action_space=said)) as backend:
                 assert backend.info.action_space == "joint_pos"
                 assert ServedPolicy(backend).about["action_space"] == "joint_pos"
-    if stated == "nobody":
-        assert inspect(folder)["missing"] == ["action_space"]
-        with pytest.raises(ContractError, match="--action-space"):
-            Cosmos3PolicyProcessor.for_checkpoint(checkpoint, domain_name="droid")
-        with pytest.raises(ContractError, match="--action-space"):
-            Cosmos3Policy(model=folder)
-    else:
-        assert checkpoint.action_space == checkpoint.metadata["action_space"] == "joint_pos"
 
 
 def test_a_server_states_the_space_of_its_backend():

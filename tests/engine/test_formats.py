@@ -8,6 +8,7 @@ import shutil
 import sys
 import tomllib
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def made_pairs(checkpoints, tmp_path_factory):
     return get
 
 
+@cache  # of a released layout, for every format that is compared with it
 def actions(checkpoint, dtype):
     with Cosmos3Engine.from_pretrained(checkpoint, dtype=dtype, action_space="midtrain") as engine:
         return engine.step(REQUEST)["action"]
@@ -551,7 +553,7 @@ def test_a_folder_of_no_format_is_not_taken_for_a_whole_checkpoint(sound, checkp
 
 
 @pytest.mark.parametrize("name", damaged.CASES)
-def test_damaged_folders_get_a_typed_verdict(sound, checkpoints, tmp_path, name):
+def test_damaged_folders_get_a_typed_verdict(sound, checkpoints, opened_files, tmp_path, name):
     source, damage, verdict, word = damaged.CASES[name]
     folder = Path(shutil.copytree(sound / source, tmp_path / "c"))
     damage(folder)
@@ -581,18 +583,25 @@ def test_an_archive_that_runs_code(sound, checkpoints, tmp_path):
     assert not damaged.EXECUTED.exists()
 
 
-@contextmanager
+@pytest.fixture(scope="module")
 def opened_files():
-    """Paths that Python opens meanwhile."""
-    seen: list[str] = []
-    active = [True]
+    """A context in which the list that it gives grows by the paths that Python opens. An audit hook
+    stays for good: there is one.
+    """
+    lists: list[list[str]] = []
     sys.addaudithook(
-        lambda event, args: seen.append(str(args[0])) if active[0] and event == "open" else None
+        lambda event, args: lists[-1].append(str(args[0])) if lists and event == "open" else None
     )
-    try:
-        yield seen
-    finally:
-        active[0] = False
+
+    @contextmanager
+    def watched():
+        lists.append([])
+        try:
+            yield lists[-1]
+        finally:
+            lists.clear()
+
+    return watched
 
 
 @pytest.mark.parametrize(

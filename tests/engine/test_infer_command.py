@@ -1,6 +1,7 @@
 """``strands-cosmos3 infer``: files in, files out."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,42 +16,47 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import InputError
 
 
-@pytest.fixture
-def picture(tmp_path):
-    path = tmp_path / "view.png"
-    Image.fromarray(np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)).save(
-        path
-    )
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    path = tmp_path_factory.mktemp("picture") / "view.png"
+    pixels = np.random.RandomState(0).randint(0, 256, (96, 128, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
     return path
 
 
-@pytest.fixture
-def infer(checkpoints, picture, tmp_path):
-    def run(*extra, image=True):
-        base = [
-            "infer",
-            "--model",
-            str(checkpoints["silu"]),
-            "--prompt",
-            "pick up the red cube",
-            "--num-steps",
-            "2",
-        ]
-        base += ["--image", str(picture)] if image else []
-        return main(
-            [*base, "--image-size", "128", "--device", "cpu", "--out", str(tmp_path / "o"), *extra]
-        )
+@pytest.fixture(scope="module")
+def command(checkpoints, picture):
+    """A function that runs infer: two steps, answers at ``out``, and what else is said."""
+
+    def run(out, *extra, image=True):
+        shown = ["--image", str(picture)] if image else []
+        model = ["--model", str(checkpoints["silu"]), "--image-size", "128", "--device", "cpu"]
+        asked = ["--prompt", "pick up the red cube", "--num-steps", "2", *shown]
+        return main(["infer", *model, *asked, "--out", str(out), *extra])
 
     return run
+
+
+@pytest.fixture
+def infer(command, tmp_path):
+    return partial(command, tmp_path / "o")
+
+
+@pytest.fixture(scope="module")
+def plain(command, tmp_path_factory):
+    """The file that infer writes where nothing else is said."""
+    folder = tmp_path_factory.mktemp("plain")
+    assert command(folder / "o") == 0
+    assert not (folder / "o.mp4").exists()
+    return folder / "o_action.json"
 
 
 def read(tmp_path):
     return json.loads((tmp_path / "o_action.json").read_text())
 
 
-def test_policy(infer, tmp_path):
-    assert infer() == 0
-    found = read(tmp_path)
+def test_policy(plain):
+    found = read(plain.parent)
     assert (found["shape"], found["dtype"]) == ([16, 10], "float64")
     assert np.array(found["data"]).shape == (16, 10)
     assert (found["domain"], found["action_space"], found["scale"]) == (
@@ -59,43 +65,38 @@ def test_policy(infer, tmp_path):
         "model",
     )
     assert {"encode", "text", "denoise", "total"} <= set(found["timing_ms"])
-    assert not (tmp_path / "o.mp4").exists()
 
 
-@pytest.mark.parametrize("stats", [(), ("--action-stats-path", "droid")])
-def test_a_policys_answer_is_forward_dynamics_question(infer, tmp_path, stats):
+def test_a_policys_answer_is_forward_dynamics_question(infer, plain, tmp_path):
     """No change of scale on the way: what comes out goes back in and is echoed."""
-    assert infer(*stats) == 0
-    answer = tmp_path / "answer.json"
-    (tmp_path / "o_action.json").rename(answer)
-    assert infer("--mode", "forward_dynamics", "--action-file", str(answer), *stats) == 0
-    np.testing.assert_allclose(
-        read(tmp_path)["data"], json.loads(answer.read_text())["data"], atol=1e-6
-    )
-    assert (tmp_path / "o.mp4").stat().st_size > 0
+    droid = ("--action-stats-path", "droid")
+    assert infer(*droid) == 0
+    physical = (tmp_path / "o_action.json").rename(tmp_path / "physical.json")
+    for answer, stats in ((plain, ()), (physical, droid)):
+        assert infer("--mode", "forward_dynamics", "--action-file", str(answer), *stats) == 0
+        expected = json.loads(answer.read_text())["data"]
+        np.testing.assert_allclose(read(tmp_path)["data"], expected, atol=1e-6)
+        assert (tmp_path / "o.mp4").stat().st_size > 0
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("domain", "umi"), ("action_space", "joint_pos"), ("scale", "physical"), ("scale", 3)],
 )
-def test_an_answer_of_another_meaning_is_refused(infer, tmp_path, capsys, name, value):
-    assert infer() == 0
+def test_an_answer_of_another_meaning_is_refused(infer, plain, tmp_path, capsys, name, value):
     path = tmp_path / "answer.json"
-    path.write_text(json.dumps(read(tmp_path) | {name: value}))
-    (tmp_path / "o_action.json").unlink()
+    path.write_text(json.dumps(read(plain.parent) | {name: value}))
     assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 2
     assert f"states {name} {value!r}, and its rows would be read as" in capsys.readouterr().err
     assert not (tmp_path / "o_action.json").exists()
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda rows: {"action_chunks": [rows]}, lambda rows: rows, lambda rows: [rows]]
-)
-def test_action_files(infer, tmp_path, wrap):
+def test_action_files(infer, tmp_path):
     path = tmp_path / "a.json"
     rows = [[0.1] * 10, [0.2] * 10]
-    path.write_text(json.dumps(wrap(rows)))
+    for content in ({"action_chunks": [rows]}, [rows], rows):
+        path.write_text(json.dumps(content))
+        assert read_actions(path).tolist() == rows
     assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 0
     np.testing.assert_allclose(read(tmp_path)["data"], [rows[0], *[rows[1]] * 15], atol=1e-6)
 
@@ -160,10 +161,9 @@ def test_inverse_dynamics_from_a_film(infer, tmp_path):
     )
 
 
-def test_options_reach_the_sampler(infer, tmp_path):
-    answers = []
+def test_options_reach_the_sampler(infer, plain, tmp_path):
+    answers = [read(plain.parent)["data"]]
     for extra in (
-        (),
         ("--seed", "1"),
         ("--guidance-scale", "3"),
         ("--flow-shift", "2"),
@@ -251,11 +251,9 @@ def test_the_help_names_the_state(capsys):
     assert "None is the bundled policy" in said
 
 
-def test_a_blank_prompt(infer, tmp_path):
-    assert infer() == 0
-    spoken = read(tmp_path)["data"]
+def test_a_blank_prompt(infer, plain, tmp_path):
     assert infer("--prompt", "") == 0
-    assert read(tmp_path)["data"] != spoken
+    assert read(tmp_path)["data"] != read(plain.parent)["data"]
 
 
 def test_a_missing_prompt(checkpoints, picture, capsys):
@@ -290,21 +288,20 @@ def test_a_value_that_is_out_of_range_is_named(infer, capsys):
     assert "num_steps must be at least 1, got 0" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        "{",
+def test_bad_action_files(infer, tmp_path, capsys):
+    path = tmp_path / "a.json"
+    for content in (
         "[]",
         '{"data": "x"}',
         '{"shape": [3, 10], "data": [[0]]}',
         '{"shape": 3, "data": [[0]]}',
         "[[1, 2], [3]]",
         "7",
-    ],
-)
-def test_bad_action_files(infer, tmp_path, capsys, content):
-    path = tmp_path / "a.json"
-    path.write_text(content)
+        "{",
+    ):
+        path.write_text(content)
+        with pytest.raises(InputError, match="--action-file"):
+            read_actions(path)
     assert infer("--mode", "forward_dynamics", "--action-file", str(path)) == 2
     assert "--action-file" in capsys.readouterr().err
 

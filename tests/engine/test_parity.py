@@ -206,7 +206,5 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
 
 def test_the_case_has_odd_edges(checkpoints):
     assert (
-        request(Case(checkpoints["silu"])).video_shape
-        == (3, HW[0] // 16, HW[1] // 16)
-        == (3, 5, 7)
+        request(Case(checkpoints["silu"])).video_shape == (3, HW[0] // 16, HW[1] // 16) == (3, 5, 7)
     )

@@ -183,6 +183,16 @@ def test_a_stored_weight_is_the_same_again():
     assert torch.equal(filled(Fp8Linear(None), fp8 * scale, scale).weight.float(), fp8)
 
 
+@pytest.fixture(scope="module")
+def stored(checkpoints, tmp_path_factory):
+    """A checkpoint in FP8 and one in INT8."""
+    folder = tmp_path_factory.mktemp("stored")
+    fp8, _ = formats.modelopt_fp8(checkpoints["silu"], folder / "fp8")
+    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
+    int8 = convert(opened, folder / "int8", quantize=EngineOptions(quantize="int8"))
+    return {"fp8": fp8, "int8": int8}
+
+
 def loaded(folder, **options):
     return Cosmos3Engine.from_pretrained(
         folder, dtype=torch.float32, options=EngineOptions(**options)
@@ -214,9 +224,15 @@ def test_an_engine_in_8_bits(checkpoints, kind, scheme):
         assert torch.equal(alone["action"], result["action"])
 
 
+@pytest.fixture(scope="module")
+def float32_bytes(checkpoints):
+    with loaded(checkpoints["silu"]) as whole:
+        return whole.kept_bytes
+
+
 @pytest.mark.parametrize("text", [False, True])
 @pytest.mark.parametrize("scheme", QUANTIZE)
-def test_bytes(checkpoints, scheme, text):
+def test_bytes(checkpoints, float32_bytes, scheme, text):
     """At most 0.30 of float32's, scales included; embeddings, norms and heads stay."""
     options = EngineOptions(quantize=scheme, quantize_text=text)
     with Cosmos3Engine.from_pretrained(checkpoints["silu"], options=options) as model:
@@ -226,8 +242,7 @@ def test_bytes(checkpoints, scheme, text):
             for name, shape in shapes.items()
             if ".layers." in name and len(shape) == 2 and (text or name.startswith("generation."))
         )
-        with loaded(checkpoints["silu"]) as whole:
-            saved = whole.kept_bytes - model.kept_bytes
+        saved = float32_bytes - model.kept_bytes
         assert exact - saved <= 0.30 * exact
         quantization = Quantization.of(model.config, None, options)
         counted = kept_bytes(
@@ -388,9 +403,14 @@ def test_steps_run_as_diffusers_runs_them():
     ],
     ids=str,
 )
-def test_a_policy_of_another_version_is_refused(changes, checkpoints, tmp_path):
-    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", policy(**changes))
-    with pytest.raises(LayoutError, match="diffusion_step_policy"):
+def test_a_policy_of_another_version_is_refused(changes):
+    with pytest.raises(LayoutError, match=r"config\.json: diffusion_step_policy"):
+        StepPolicy.parse(policy(**changes), "config.json")
+
+
+def test_an_engine_refuses_a_policy_of_another_version(checkpoints, tmp_path):
+    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", policy(overlap="both"))
+    with pytest.raises(LayoutError, match=r"diffusion_step_policy\.overlap is 'both'"):
         Cosmos3Engine.from_pretrained(folder)
 
 
@@ -514,8 +534,8 @@ def as_files_differ(folder):
     edited(folder / "transformer", index.name, weight_map={**names, buffer: path.name})
 
 
-def test_fp8_as_other_tools_write_it(checkpoints, tmp_path):
-    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c")
+def test_fp8_as_other_tools_write_it(checkpoints, stored, tmp_path):
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
     with loaded(folder) as model:
         expected = model.step(asked(checkpoints["silu"]))["action"]
     as_files_differ(folder)
@@ -546,22 +566,12 @@ def test_fp8_as_other_tools_write_it(checkpoints, tmp_path):
     ],
     ids=str,
 )
-def test_what_a_config_may_say(checkpoints, tmp_path, name, changes, message):
-    folder, _ = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c")
+def test_what_a_config_may_say(stored, tmp_path, name, changes, message):
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
     edited(folder, name, **changes)
     report = inspect(folder)
     assert (report["verdict"] == "LayoutError") == (message is not None)
     assert (message or "") in report.get("problem", "")
-
-
-@pytest.fixture(scope="module")
-def stored(checkpoints, tmp_path_factory):
-    """A checkpoint in FP8 and one in INT8."""
-    folder = tmp_path_factory.mktemp("stored")
-    fp8, _ = formats.modelopt_fp8(checkpoints["silu"], folder / "fp8")
-    opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
-    int8 = convert(opened, folder / "int8", quantize=EngineOptions(quantize="int8"))
-    return {"fp8": fp8, "int8": int8}
 
 
 @pytest.mark.parametrize(

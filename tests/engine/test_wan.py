@@ -19,6 +19,12 @@ def pair(request):
     return pair_of(fresh_vae(*request.param).config)
 
 
+@pytest.fixture(scope="module")
+def small():
+    """The config of the first of these sizes."""
+    return fresh_vae(*SIZES[0]).config
+
+
 def pair_of(config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
@@ -31,30 +37,33 @@ def pair_of(config):
     return stock, ours
 
 
-@pytest.mark.parametrize("frames", [1, 5, 7, 13])
+@pytest.mark.parametrize("frames", [1, 5, 7, 9])
 def test_latents_and_pixels_are_diffusers(pair, frames):
     """Seven frames are one and four: the rest is dropped by both."""
     stock, ours = pair
-    pixels = (
-        torch.rand(2, 3, frames, 48, 80, generator=torch.Generator().manual_seed(frames)) * 2 - 1
-    )
+    drawing = torch.Generator().manual_seed(frames)
+    pixels = torch.rand(2, 3, frames, 32, 48, generator=drawing) * 2 - 1
     with torch.no_grad():
         expected, found = stock.encode(pixels).latent_dist.mode(), ours.encode(pixels)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
         torch.testing.assert_close(
             ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5
         )
-        loud = 50 * expected[:, :, :1]
+
+
+def test_loud_latents(pair):
+    stock, ours = pair
+    channels = stock.config.z_dim
+    loud = 50 * torch.randn(2, channels, 1, 2, 3, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
         torch.testing.assert_close(ours.decode(loud), stock.decode(loud).sample, rtol=0, atol=2e-4)
 
 
-def test_shortcuts_that_lengthen_and_narrow():
+def test_shortcuts_that_lengthen_and_narrow(small):
     """Not so in the released VAE: a block of the decoder that makes two frames of one also
     halves the channels.
     """
-    stock, ours = pair_of(
-        {**fresh_vae(*SIZES[0]).config, "temperal_downsample": [True, True, False]}
-    )
+    stock, ours = pair_of({**small, "temperal_downsample": [True, True, False]})
     latents = torch.randn(1, 16, 2, 3, 5, generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         torch.testing.assert_close(
@@ -97,16 +106,16 @@ def test_in_bfloat16_every_bit_is_the_same():
         ({"dim_mult": 4}, "download it again"),
     ],
 )
-def test_another_network_is_refused(change, says):
-    config = {**fresh_vae(*SIZES[0]).config, **change}
+def test_another_network_is_refused(small, change, says):
+    config = {**small, **change}
     with pytest.raises(LayoutError, match=says):
         WanConfig.from_dict({key: value for key, value in config.items() if not re.match("_", key)})
 
 
-def test_latents_of_later_frames_have_their_own_scale():
+def test_latents_of_later_frames_have_their_own_scale(small):
     config = WanConfig.from_dict(
         {
-            **fresh_vae(*SIZES[0]).config,
+            **small,
             "latent_frames": [
                 {"mean": [0.0] * 16, "std": [1.0] * 16},
                 {"mean": [0.5] * 16, "std": [2.0] * 16},

@@ -222,8 +222,9 @@ def modelopt_fp8(
     plain = Path(shutil.copytree(released, folder.with_name(f"{folder.name}_plain")))
     shutil.copytree(released, folder)
     stored: dict[str, torch.Tensor] = {}
-    dequantized = dict(weights_of(released))
-    for key, w in weights_of(released).items():
+    original = weights_of(released)
+    dequantized = dict(original)
+    for key, w in original.items():
         if "self_attn.to_" not in key and "proj.weight" not in key:
             stored[key] = w
             continue
