@@ -164,7 +164,7 @@ class ModelInput:
 
 def as_pictures(pixels: torch.Tensor) -> NDArray[np.uint8]:
     """[F, H, W, 3] uint8 of pixels [1, 3, F, H, W] in [0, 1]."""
-    return (pixels[0].permute(1, 2, 3, 0) * 255).round().to(torch.uint8).cpu().numpy()
+    return (pixels[0].permute(1, 2, 3, 0) * 255).round_().to(torch.uint8).cpu().numpy()
 
 
 def as_path(model: Any, backend: str) -> str | Path:

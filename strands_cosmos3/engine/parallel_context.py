@@ -25,7 +25,9 @@ class Vae(Protocol):
     def has_decoder(self) -> bool: ...
     def encode(self, pixels: torch.Tensor) -> torch.Tensor: ...  # normalised latents, on every rank
     # pixels on rank 0, None on the others
-    def decode(self, latents: torch.Tensor) -> torch.Tensor | None: ...
+    def decode(
+        self, latents: torch.Tensor, first: torch.Tensor | None = None
+    ) -> torch.Tensor | None: ...
 
 
 class ParallelContext:

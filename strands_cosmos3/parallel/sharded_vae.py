@@ -97,25 +97,27 @@ class ShardedVae:
         latents = self._together(widths, self._vae.encode, mine)
         return self._group.gather_widths(latents, widths, "latents")
 
-    def decode(self, latents: torch.Tensor) -> torch.Tensor | None:
+    def decode(
+        self, latents: torch.Tensor, first: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
         """Return pixels [1, 3, frames, height, width] on rank 0, None on the others; see
         :meth:`WanVae.decode`.
         """
         columns = latents.shape[-1]
         alone = self._split == "off" or self.model.preview is not None
         if alone or columns < self._group.size:
-            return self._vae.decode(latents) if self._group.rank == 0 else None
+            return self._vae.decode(latents, first) if self._group.rank == 0 else None
         widths = shard_widths(columns, self._group.size)
         margin = TILE_MARGIN if self._split == "tiles" else 0
         spans = [
-            (max(first - margin, 0), min(last + margin, columns))
-            for first, last in pairwise(accumulate(widths, initial=0))
+            (max(left - margin, 0), min(right + margin, columns))
+            for left, right in pairwise(accumulate(widths, initial=0))
         ]
-        first, last = spans[self._group.rank]
-        mine = latents[..., first:last].contiguous()
+        left, right = spans[self._group.rank]
+        mine = latents[..., left:right].contiguous()
         decode: Any = self._vae.decode
         pixels = decode(mine) if margin else self._together(widths, decode, mine)
-        sizes = [(last - first) * SPATIAL_COMPRESSION for first, last in spans]
+        sizes = [(right - left) * SPATIAL_COMPRESSION for left, right in spans]
         parts = self._group.collect(pixels, sizes, "pixels")
         if parts is None:
             return None

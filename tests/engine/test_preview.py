@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
 
 from helpers.cosmos3_oracle import Case, request
 from helpers.options import backend_options
@@ -55,6 +56,47 @@ def test_frames_follow_their_latents_and_none_later():
             other[:, :, frame] += 1
             changed = (decoder(other) - pixels).abs().amax((0, 1, 3, 4)) > 1e-6
             assert [i for i in range(9) if changed[i]] == list(seen), frame
+
+
+def test_pixels_and_gradients_are_those_of_plain_layers():
+    decoder = random_preview(16)
+    latents = torch.randn(2, 16, 2, 1, 2, generator=torch.Generator().manual_seed(0))
+
+    def residual(block, x):
+        return x + block.conv2(F.silu(block.conv1(F.silu(x))))
+
+    def plain(latents):
+        before = latents[:, :, [0, 0]]
+        x = decoder.conv_in(torch.cat([latents, before], dim=1).transpose(1, 2).flatten(0, 1))
+        x = decoder.frames(F.silu(residual(decoder.coarse[1], residual(decoder.coarse[0], x))))
+        x = x.reshape(2, 8, -1, 1, 2)[:, 3:].flatten(0, 1)
+        x = residual(decoder.middle, F.pixel_shuffle(decoder.to_middle(F.silu(x)), 2))
+        x = residual(decoder.fine, F.pixel_shuffle(decoder.to_fine(F.silu(x)), 2))
+        x = F.pixel_shuffle(decoder.conv_out(F.silu(x)), 4)
+        return x.unflatten(0, (2, 5)).transpose(1, 2)
+
+    found = []
+    for decode in (decoder, plain):
+        own = latents.clone().requires_grad_()
+        pixels = decode(own)
+        pixels.square().mean().backward()
+        found.append([pixels, own.grad, *(p.grad.clone() for p in decoder.parameters())])
+        decoder.zero_grad()
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_a_known_first_frame_is_shown_and_the_later_ones_alone_are_decoded():
+    decoder, made = random_preview(16), []
+    latents = torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0))
+    decoder.fine.register_forward_hook(lambda _, args, out: made.append(len(out)))
+    with torch.no_grad():
+        pixels = decoder(latents)
+        first = torch.rand(2, 3, 1, 32, 64)
+        film = decoder(latents, first)
+        torch.testing.assert_close(film[:, :, :1], first, rtol=0, atol=0)
+        torch.testing.assert_close(film[:, :, 1:], pixels[:, :, 1:], rtol=0, atol=1e-6)
+        torch.testing.assert_close(decoder(latents[:, :, :1], first), first, rtol=0, atol=0)
+    assert made == [18, 16, 0]
 
 
 def test_films_are_decoded_by_it_and_everything_else_by_the_vae(with_preview, checkpoints):
@@ -175,6 +217,42 @@ def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, wi
     assert third["novelty"] == first["novelty"] != second["novelty"]
     with Cosmos3Engine.from_pretrained(with_preview, dtype=torch.float32) as engine:
         assert "novelty" not in engine.step(asked)
+
+
+def test_a_film_begins_with_its_own_picture_as_novelty_saw_it(telling, with_preview):
+    asked = replace(request(Case(telling, steps=1)), decode_frames=9)
+    other = replace(asked, cond_video_pixels=asked.cond_video_pixels.flip(-1), seed=5)
+    decoder = Checkpoint.open(telling).load_preview(torch.device("cpu"), torch.float32)
+
+    def check(result, count):
+        pixels = decoder(result["video"])[:, :, :count]
+        expected = ((pixels + 1) / 2).clamp(0, 1)
+        torch.testing.assert_close(result["pixels"], expected, rtol=0, atol=1e-5)
+
+    with (
+        Cosmos3Engine.from_pretrained(
+            telling, dtype=torch.float32, decode_video="preview"
+        ) as engine,
+        torch.no_grad(),
+    ):
+        made: list[int] = []
+        engine.vae.model.preview.fine.register_forward_hook(lambda *seen: made.append(len(seen[2])))
+        for each in (asked, other, asked):
+            check(engine.step(each), 9)
+        assert made == [1, 8] * 3
+        for results in (engine.step_batch([asked, other]), engine.step_batch([other, asked])):
+            first, second = (result["pixels"][:, :, 0] for result in results)
+            assert (first - second).abs().max() > 0.005  # 500 times what is allowed
+            for result in results:
+                check(result, 9)
+        for count in (1, 3, 5, 17):
+            check(engine.step(replace(other, decode_frames=count)), count)
+        assert "pixels" not in engine.step(replace(asked, decode_frames=0))
+        # frame 0 of this clip is not given: its picture is not that of the latents
+        later = asked.cond_video_pixels.repeat_interleave(9, dim=2)
+        check(engine.step(replace(asked, cond_video_pixels=later, cond_frame_indexes=(1,))), 9)
+    exact = [pixels_of(folder, True)[0] for folder in (telling, with_preview)]
+    torch.testing.assert_close(*exact, rtol=0, atol=0)
 
 
 def test_a_novel_picture_is_counted_and_warned_of(telling, tmp_path):
