@@ -12,6 +12,7 @@ import ctypes.util
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,6 +35,11 @@ _REMEDY = (
 _MAX_GEOMS = 2000
 _DRAWERS: set[int] = set()
 """The process that made an OpenGL context, and those that it was forked from after they did."""
+_IDLE = threading.local()
+"""The OpenGL contexts that closed renderers of a thread left, by backend: a new one compiles its
+shaders again, which takes a tenth of a second in software.
+"""
+_MOST_IDLE = 4
 
 
 def choose_gl() -> str:
@@ -70,11 +76,13 @@ def _require_unforked() -> None:
 
 
 def _make_context(backend: str, height: int, width: int) -> Any:
-    """Make an OpenGL context of that backend and make it current."""
+    """Take an idle OpenGL context of that backend, or make one, and make it current."""
     _require_unforked()
     _DRAWERS.add(os.getpid())
+    idle = _idle_contexts(backend)
     try:
-        context = importlib.import_module(f"mujoco.{backend}").GLContext(width, height)
+        module = importlib.import_module(f"mujoco.{backend}")
+        context = idle.pop() if idle else module.GLContext(width, height)
         context.make_current()
     except (ImportError, AttributeError, OSError, RuntimeError) as error:
         # PyOpenGL and EGL fail in their own ways
@@ -82,6 +90,10 @@ def _make_context(backend: str, height: int, width: int) -> Any:
             f"OpenGL backend {backend!r} does not start here ({error}); {_REMEDY}"
         ) from error
     return context
+
+
+def _idle_contexts(backend: str) -> list[Any]:
+    return vars(_IDLE).setdefault(backend, [])
 
 
 @dataclass(frozen=True)
@@ -203,12 +215,16 @@ class Renderer(Closeable):
         return names.index(name)
 
     def close(self) -> None:
-        """Free the GPU's memory and the context; closing twice is harmless."""
+        """Free the GPU's memory and leave the context; closing twice is harmless."""
         if self._gpu is not None:
             self._context.make_current()
             self._gpu.free()
         if self._context is not None:
-            self._context.free()
+            idle = _idle_contexts(self.backend)
+            if len(idle) < _MOST_IDLE:
+                idle.append(self._context)
+            else:
+                self._context.free()
         self._gpu = self._context = None
 
 

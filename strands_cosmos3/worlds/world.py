@@ -12,6 +12,7 @@ The entry points ``strands_cosmos3.worlds`` of other packages add names.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -484,11 +485,9 @@ def get_world(name: str | World) -> World:
     if isinstance(name, World):
         return name
     base, _, variant = (name, "", "") if ":" in name else name.partition("/")
-    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
-    packaged = {name: world["world"] for name, world in packaged_worlds().items()}
-    place = base if ":" in base else {**added, **packaged}.get(base)
+    place = base if ":" in base else _places().get(base)
     if place is None:
-        raise UnknownNameError("world", name, (*packaged, *added, "module:name"))
+        raise UnknownNameError("world", name, (*_places(), "module:name"))
     module, _, attribute = place.rpartition(":")
     try:
         world = getattr(_imported(module), attribute)
@@ -504,6 +503,12 @@ def get_world(name: str | World) -> World:
     if not isinstance(world, World):
         raise ConfigError(f"world {name!r} is {type(world).__name__}, not a World.")
     return world
+
+
+@functools.cache  # reading the entry points of everything installed takes milliseconds
+def _places() -> Mapping[str, str]:
+    added = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)}
+    return added | {name: world["world"] for name, world in packaged_worlds().items()}
 
 
 def _imported(module: str) -> ModuleType:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 
 import mujoco
 import numpy as np
@@ -18,7 +19,8 @@ from strands_cosmos3.errors import (
     RenderError,
     UnknownNameError,
 )
-from strands_cosmos3.sim.render import OBSERVATION, Polyline, Quality, Renderer, choose_gl
+from strands_cosmos3.sim import render
+from strands_cosmos3.sim.render import BEAUTY, OBSERVATION, Polyline, Quality, Renderer, choose_gl
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.table.appearance import Appearance
 from strands_cosmos3.worlds.table.scene import TableScene
@@ -241,9 +243,23 @@ def test_errors_and_closing(scene, data):
     renderer.close()
     with pytest.raises(RenderError, match="closed"):
         renderer.render(data, "wrist")
-    for _ in range(3):
-        with Renderer(scene.model, 16, 16) as again:
-            again.render(data, "wrist")
+
+
+def test_a_context_that_a_closed_renderer_left_draws_the_same(scene, data, monkeypatch):
+    monkeypatch.setattr(render, "_IDLE", threading.local())
+    monkeypatch.setattr(render, "_MOST_IDLE", 1)
+    pictures = []
+    for quality in (OBSERVATION, BEAUTY, OBSERVATION):
+        with Renderer(scene.model, 45, 80, quality) as drawn:
+            pictures.append(drawn.render(data, "wrist"))
+    np.testing.assert_array_equal(pictures[0], pictures[2])
+    assert (pictures[0] != pictures[1]).any()
+    backend = choose_gl()
+    (left,) = vars(render._IDLE)[backend]
+    with Renderer(scene.model, 16, 16), Renderer(scene.model, 16, 16):
+        assert vars(render._IDLE)[backend] == []
+    assert vars(render._IDLE)[backend] != [left]  # the later one was closed first
+    assert left._context is None
 
 
 @pytest.mark.parametrize("way", ["a new one", "the parent's picture", "the parent's texture"])
