@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ pytest.importorskip("mujoco")
 
 import torch
 
-from helpers import reinforcement
 from helpers.reinforcement import InlineCrew, config, settings_of
 from strands_cosmos3.actions.controller_rows import (
     controller_rows,
@@ -33,6 +31,7 @@ from strands_cosmos3.engine.request import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
 from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
+from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.resources import write_folder
 from strands_cosmos3.training.adapters import adapter_numbers
@@ -45,13 +44,14 @@ from strands_cosmos3.training.rl.groups import rated
 from strands_cosmos3.training.rl.learner import Learner
 from strands_cosmos3.training.rl.objectives import errors, weights_of
 from strands_cosmos3.training.rl.options import RLConfig
-from strands_cosmos3.training.rl.rollout import RolloutWorker
+from strands_cosmos3.training.rl.rollout import Episode, RolloutWorker
 from strands_cosmos3.training.rl.value import returns_of
 from strands_cosmos3.types import ActionChunk
 
 DROID = get_embodiment("droid")
 SIGMAS = (0.9998, 0.9091, 0.7143)
 """Of the bundled policy's sampler."""
+WORLDS = Path(__file__).parents[1] / "helpers/silent_world.py"
 
 
 @pytest.mark.parametrize("sigma", SIGMAS)
@@ -206,6 +206,28 @@ def explored():
     worker.close()
 
 
+WHOLE = Exploration(2, 0.02, 0.03, 0.5, whole_episodes=True)
+
+
+@pytest.fixture(scope="module")
+def whole_episode(explored):
+    settings, worker, _ = explored
+    return worker.explore(settings.plan()[0], WHOLE, 3)
+
+
+def first_answer(settings, worker) -> np.ndarray:
+    """The policy's own rows at the start of an episode."""
+    (assignment, *_) = settings.plan()
+    policy, branched, _ = worker.begin(assignment)
+    policy.plan(worker.session.observation(), assignment.policy_instruction)
+    return branched.chunk.action.astype(np.float32)
+
+
+def without_difference(episode: Episode) -> Episode:
+    groups = [replace(g, rewards=np.zeros(len(g.rewards))) for g in episode.groups]
+    return replace(episode, groups=groups)
+
+
 def learner(settings, values: Path = Path("values"), **options) -> Learner:
     checkpoint = Checkpoint.open(locate(settings.policy.model))
     config = RLConfig(**{"pairs": 2, "steps": 2, "batch": 5, **options})
@@ -226,12 +248,10 @@ def test_an_episode_is_the_same_again(explored):
     assert (group.executed == 16).all()
 
 
-def test_a_run_whose_pictures_are_plain_is_not_held_to_its_start():
-    model = str(embedded_checkpoint("droid", "panda", "pick"))
-    settings = make_settings({"model": model, "tasks": "pick", "duration": 1.0, "seeds": 1})
-    worker = RolloutWorker(settings)
-    episode = worker.explore(settings.plan()[0], Exploration(1, 0.02, 0.03, 0.0), 1)
-    worker.close()
+def test_a_run_whose_pictures_are_plain_is_not_held_to_its_start(explored):
+    settings, worker, _ = explored
+    (assignment, *_) = replace(settings, conditions=(Condition(),)).plan()
+    episode = worker.explore(assignment, Exploration(1, 0.02, 0.03, 0.0), 1)
     assert all(group.plain.size == 0 for group in episode.groups)
     learn = learner(settings, pairs=1)
     learn.take(episode.groups, {}, 0)
@@ -273,7 +293,7 @@ def test_the_first_step_begins_at_the_policy_that_sampled(explored):
 def test_an_iteration_without_a_difference_changes_nothing(explored):
     settings, _, episode = explored
     learn = learner(settings)
-    learn.take([replace(g, rewards=np.zeros(5)) for g in episode.groups], {}, 0)
+    learn.take(without_difference(episode).groups, {}, 0)
     assert (learn.kept, learn.dropped) == (0, len(episode.groups))
 
 
@@ -281,45 +301,33 @@ def learning(settings, folder, **options) -> ReinforcementLearning:
     return ReinforcementLearning(settings, folder, config(**options))
 
 
-def test_two_processes_learn_as_one_does(explored, tmp_path, harness):
-    """The chunks of a step, five, are shared out three to two; a run may go on with one process."""
-    settings, _, episode = explored
-    (tmp_path / "episode").write_bytes(pickle.dumps(episode))
-    where = str(settings.policy.model), tmp_path / "episode"
-    reinforcement.main(*where, tmp_path / "one", 3)
-    names = {"model": where[0], "episode": str(where[1]), "folder": str(tmp_path / "two")}
-    harness.group(2, joined=False).run("reinforce", **names, until=2)
-    assert len(Checkpoint.open(tmp_path / "two/checkpoint").weights.shapes) > 20
-    reinforcement.main(*where, tmp_path / "two", 3)
-    one, two = (read_curve(tmp_path / run / "rollouts.jsonl") for run in ("one", "two"))
-    assert [line["step"] for line in two] == [2, 4, 6]
-    for alone, shared in zip(one, two, strict=True):
-        for name in ("loss", "policy", "old_deviation", "kept_deviation"):
-            assert shared[name] == pytest.approx(alone[name], rel=2e-3, abs=1e-7)
-    states = [torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("one", "two")]
-    for name, weight in states[0]["ema"].items():
-        torch.testing.assert_close(states[1]["ema"][name], weight, rtol=0, atol=2e-4)
-
-
 def test_each_process_needs_a_chunk_of_each_step(explored, tmp_path):
     with pytest.raises(ConfigError, match="--batch 5 has no chunk for some of 6 processes"):
         ReinforcementLearning(explored[0], tmp_path, config(), share=DataShard(0, 6))
 
 
-def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path):
+def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path, monkeypatch):
+    """With and without one, a state that is saved has the line of its iteration."""
     settings, _, episode = explored
-    run = learning(settings, tmp_path)
+    run, save, lines = learning(settings, tmp_path), Loop.save, []
+
+    def counted(loop):
+        lines.append([line["step"] for line in read_curve(tmp_path / "rollouts.jsonl")])
+        save(loop)
+
+    monkeypatch.setattr(Loop, "save", counted)
     run._iterate(InlineCrew(episode))
     before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters()}
-    same = [replace(g, rewards=np.zeros(5)) for g in episode.groups]
-    run._iterate(InlineCrew(replace(episode, groups=same)))
+    run._iterate(InlineCrew(without_difference(episode)))
+    assert lines == [[2], [2, 4]]
+    assert [line["unusable"] for line in read_curve(tmp_path / "rollouts.jsonl")] == [0, 0]
     assert run.iteration == 2
     assert all(torch.equal(p, before[name]) for name, p in run.learner.policy.named_parameters())
     assert learning(settings, tmp_path).iteration == 2
 
 
 def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path, monkeypatch):
-    settings, worker, episode = explored
+    settings, worker, _ = explored
     own, answers = EngineBackend.infer, []
 
     def infer(self, request):
@@ -337,52 +345,32 @@ def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path,
     run._iterate(InlineCrew(ended))  # without a group
     (line,) = read_curve(tmp_path / "rollouts.jsonl")
     assert (line["unusable"], line["groups"], line["gain"]) == (1, 0, 0)
-    run._iterate(InlineCrew(episode))
-    assert read_curve(tmp_path / "rollouts.jsonl")[-1]["unusable"] == 0
 
 
 def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_path):
-    settings, _, episode = explored
+    settings, crew = explored[0], InlineCrew(without_difference(explored[2]))
     run = learning(settings, tmp_path, staleness=1)
     for _ in range(2):
-        run._iterate(InlineCrew(episode))
+        run._iterate(crew)
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="damaged"):
         again = learning(settings, tmp_path, staleness=1)
     assert again.iteration == 1
-    again._iterate(InlineCrew(episode))  # sampled with the weights before
+    again._iterate(crew)  # sampled with the weights before
     assert again.iteration == 2
 
 
-@pytest.mark.parametrize("tells", [True, False])
-def test_a_saved_state_has_the_line_of_its_iteration(explored, tmp_path, monkeypatch, tells):
-    settings, _, episode = explored
-    run, save, lines = learning(settings, tmp_path), Loop.save, []
-
-    def counted(loop):
-        lines.append([line["step"] for line in read_curve(tmp_path / "rollouts.jsonl")])
-        save(loop)
-
-    monkeypatch.setattr(Loop, "save", counted)
-    groups = [replace(g, rewards=g.rewards * tells) for g in episode.groups]
-    run._iterate(InlineCrew(replace(episode, groups=groups)))
-    assert lines == [[2]]
-
-
 def test_a_run_belongs_to_its_robot_and_its_worlds_source(explored, tmp_path):
-    settings = explored[0]
-    learning(settings, tmp_path / "a")
-    with pytest.raises(ConfigError, match="robot"):
-        learning(replace(settings, robot="fr3"), tmp_path / "a")
     source = tmp_path / "own_world.py"
-    helper = Path(__file__).parents[1] / "helpers/silent_world.py"
-    source.write_text(helper.read_text())
-    own = replace(settings, world=f"{source}:SilentTable")
-    learning(own, tmp_path / "b")
-    source.write_text(helper.read_text() + "# another")
+    source.write_text(WORLDS.read_text())
+    own = replace(explored[0], world=f"{source}:SilentTable")
+    learning(own, tmp_path / "run")
+    with pytest.raises(ConfigError, match="robot"):
+        learning(replace(own, robot="fr3"), tmp_path / "run")
+    source.write_text(WORLDS.read_text() + "# another")
     with pytest.raises(ConfigError, match="world_sha256"):
-        learning(own, tmp_path / "b")
+        learning(own, tmp_path / "run")
 
 
 def test_a_checkpoint_that_does_not_fit_into_memory_is_refused(explored, tmp_path, monkeypatch):
@@ -420,31 +408,21 @@ def test_adapters_and_action_heads_are_learnt_and_sent(explored, tmp_path):
     assert all(".lora_" in n or n in HEAD_KEYS or "modality" in n for n in moved)
     sent = {name: tensor.numpy() for name, tensor in run._loop.average().items()}
     assert not any("base_layer" in name for name in sent)
-    how = Exploration(1, 0.02, 0.03, 0.0)
-    own = worker.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    own = first_answer(settings, worker)
     for _ in range(2):  # added to the checkpoint's weights each time
         worker.take_weights(sent)
-    adapted = worker.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    adapted = first_answer(settings, worker)
     assert np.abs(adapted - own).max() > 0.01
     policy = run.learner.policy_of(run._loop.average())
     write_folder(tmp_path / "checkpoint", partial(run._fill, policy))
-    options = {"model": str(tmp_path / "checkpoint"), "tasks": "pick", "conditions": "mount=4"}
-    of_files = RolloutWorker(make_settings(options | {"seeds": 2, "duration": 2.5}))
-    theirs = of_files.explore(settings.plan()[0], how, 1).groups[0].rows[0]
+    of_files = RolloutWorker(settings_of(str(tmp_path / "checkpoint")))
+    theirs = first_answer(settings, of_files)
     of_files.close()
     rounded = np.abs(adapted - theirs).max()  # files have fewer digits
     assert rounded < 0.05 * np.abs(adapted - own).max()
     base = {name: p.numpy() for name, p in before.items() if ".lora_" not in name}
     worker.take_weights({name.replace(".base_layer.", "."): w for name, w in base.items()})
-    np.testing.assert_array_equal(worker.explore(settings.plan()[0], how, 1).groups[0].rows[0], own)
-
-
-def test_a_condition_without_other_pictures_is_said_not_to_be_kept(explored, tmp_path):
-    settings, _, episode = explored
-    groups = [replace(g, plain=np.empty(0, np.float32)) for g in episode.groups]
-    run = learning(settings, tmp_path)
-    with pytest.warns(UserWarning, match="--keep holds nothing under mount=4"):
-        run._iterate(InlineCrew(replace(episode, groups=groups)))
+    np.testing.assert_array_equal(first_answer(settings, worker), own)
 
 
 def test_states_without_other_pictures_are_left_out_of_what_is_kept(explored):
@@ -471,19 +449,15 @@ def test_new_weights_reach_a_running_engine(explored):
     settings, worker, episode = explored
     learn = learner(settings)
     weights = {name: p.detach().numpy() for name, p in learn.policy.named_parameters()}
-    plan, how = settings.plan()[0], Exploration(1, 0.02, 0.03, 0.0)
-    before = worker.explore(plan, how, 1).groups[0].rows[0]
+    before = first_answer(settings, worker)
     np.testing.assert_array_equal(before, episode.groups[0].rows[0])
     worker.take_weights({**weights, "b_out": weights["b_out"] + 0.1})
-    assert np.abs(worker.explore(plan, how, 1).groups[0].rows[0] - before).max() > 0.01
+    assert np.abs(first_answer(settings, worker) - before).max() > 0.01
     worker.take_weights(weights)
-    np.testing.assert_array_equal(worker.explore(plan, how, 1).groups[0].rows[0], before)
+    np.testing.assert_array_equal(first_answer(settings, worker), before)
     for wrong in ({"b_out": weights["b_out"][:-1]}, {"w_up": weights["b_out"]}):
         with pytest.raises(InputError, match="weights of the same checkpoint"):
             worker.take_weights({**weights, **wrong})
-
-
-WORLDS = Path(__file__).parents[1] / "helpers/silent_world.py"
 
 
 @pytest.mark.parametrize(
@@ -491,7 +465,7 @@ WORLDS = Path(__file__).parents[1] / "helpers/silent_world.py"
 )
 def test_a_world_that_says_not_how_far_a_task_has_come_gets_whole_episodes(world, tasks):
     model = str(embedded_checkpoint("droid", "panda", "pick"))
-    options = {"model": model, "tasks": tasks, "seeds": 1, "duration": 2.5}
+    options = {"model": model, "tasks": tasks, "seeds": 1, "duration": 1.5}
     settings = make_settings(options | {"world": f"{WORLDS}:{world}"})
     worker = RolloutWorker(settings)
     episode = worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
@@ -501,7 +475,7 @@ def test_a_world_that_says_not_how_far_a_task_has_come_gets_whole_episodes(world
     assert all(group.rewards.shape == group.executed.shape == (1,) for group in episode.groups)
 
 
-def test_a_whole_episode_is_run_without_returning_to_a_state(explored, monkeypatch):
+def test_a_whole_episode_is_run_without_returning_to_a_state(explored, whole_episode, monkeypatch):
     settings, worker, _ = explored
 
     def never(*_):
@@ -509,12 +483,11 @@ def test_a_whole_episode_is_run_without_returning_to_a_state(explored, monkeypat
 
     monkeypatch.setattr(type(worker.session), "save", never)
     monkeypatch.setattr(type(worker.session), "restore", never)
-    how = Exploration(2, 0.02, 0.03, 0.5, whole_episodes=True)
-    episode, again = (worker.explore(settings.plan()[0], how, 3) for _ in range(2))
-    for ours, theirs in zip(episode.groups, again.groups, strict=True):
+    again, groups = worker.explore(settings.plan()[0], WHOLE, 3), whole_episode.groups
+    for ours, theirs in zip(groups, again.groups, strict=True):
         np.testing.assert_array_equal(ours.rows, theirs.rows)
         np.testing.assert_array_equal(ours.rewards, theirs.rewards)
-    assert len({group.latents.tobytes() for group in episode.groups}) == len(episode.groups)
+    assert len({group.latents.tobytes() for group in groups}) == len(groups)
 
 
 def test_a_chunk_is_worth_what_follows_it():
@@ -550,28 +523,31 @@ def test_the_value_lowers_the_variance_of_advantages(explored, tmp_path):
 ONE_CHUNK = {"rows": np.zeros((1, 16, 10), np.float32), "executed": np.array([16])}
 
 
-def test_whole_episodes_that_are_resumed_learn_the_same(explored, tmp_path):
-    settings, worker, _ = explored
-    how = Exploration(2, 0.02, 0.03, 0.5, whole_episodes=True)
-    episode = worker.explore(settings.plan()[0], how, 3)
-    one = learning(settings, tmp_path / "one", whole_episodes=True)
-    two = learning(settings, tmp_path / "two", whole_episodes=True)
-    for step in range(3):
-        if step == 2:  # killed after its values were written
-            two.learner.take(episode.groups, {}, step)
-            two = learning(settings, tmp_path / "two", whole_episodes=True)
+def test_whole_episodes_that_are_resumed_learn_the_same(explored, whole_episode, tmp_path):
+    one, two = (
+        learning(explored[0], tmp_path / name, whole_episodes=True, steps=1, batch=2)
+        for name in ("one", "two")
+    )
+    for iteration in range(3):
+        if iteration == 2:  # killed after its values were written
+            two.learner.take(whole_episode.groups, {}, iteration)
+            two = learning(explored[0], two.folder, whole_episodes=True, steps=1, batch=2)
         for run in (one, two):
-            run._iterate(InlineCrew(episode))
+            run._iterate(InlineCrew(whole_episode))
     ours, theirs = (dict(run.learner.policy.named_parameters()) for run in (one, two))
     assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
     assert len(list((tmp_path / "one/values").iterdir())) == 2
 
 
-def test_whole_episodes_that_were_not_asked_for_are_announced(explored, tmp_path):
+def test_whole_episodes_and_a_condition_without_other_pictures_are_announced(explored, tmp_path):
     settings, _, episode = explored
-    groups = [replace(g, rewards=g.rewards[:1], **ONE_CHUNK) for g in episode.groups]
+    bare = {"rewards": np.zeros(1), "plain": np.empty(0, np.float32), **ONE_CHUNK}
+    groups = [replace(g, **bare) for g in episode.groups]
     run = learning(settings, tmp_path)
-    with pytest.warns(UserWarning, match="whole episodes are compared"):
+    with (
+        pytest.warns(UserWarning, match="whole episodes are compared"),
+        pytest.warns(UserWarning, match="--keep holds nothing under mount=4"),
+    ):
         run._iterate(InlineCrew(replace(episode, groups=groups)))
 
 

@@ -46,6 +46,10 @@ def space(request):
     return request.param
 
 
+ONE_SPACE = pytest.mark.parametrize("space", ["joint_pos"], indirect=True)
+"""Of what is alike in both; with joint angles there are no poses, and a fifth of the latents."""
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory, space):
     return write_checkpoint(
@@ -147,16 +151,17 @@ def quantiles_of(folder):
     return ModelInput(Checkpoint.open(folder), backend_options()).quantiles(request)
 
 
-def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path, space):
+@pytest.mark.parametrize("space", ["midtrain"], indirect=True)
+def test_packaged_statistics_leave_no_others_beside_the_weights(source, arm_set, tmp_path):
     config = PostConfig(steps=1, batch=2, every=8)
     own = PostTraining(source, arm_set, tmp_path / "own", config)
     first = own.export(own.policy)
-    if space == "midtrain":
-        assert quantiles_of(first) is not None
+    assert quantiles_of(first) is not None
     again = PostTraining(first, arm_set, tmp_path / "packaged", replace(config, stats="packaged"))
     assert quantiles_of(again.export(again.policy)) is None
 
 
+@ONE_SPACE
 def test_adapters_start_as_nothing_and_are_folded_in(source, arm_set, tmp_path):
     config = PostConfig(
         train=("action_modality_embed",),
@@ -205,6 +210,7 @@ CHANGES = (
 )
 
 
+@ONE_SPACE
 def test_a_folder_goes_on_with_what_it_was_begun_with(source, arm_set, tmp_path):
     config = PostConfig(steps=2, batch=2, every=8)
     PostTraining(source, arm_set, tmp_path / "out", config).run(until=1)
@@ -230,6 +236,7 @@ def test_latents_of_other_windows_are_refused(tmp_path):
         )
 
 
+@ONE_SPACE
 @pytest.mark.parametrize(
     ("where", "out"), [("checkpoint", "."), ("checkpoint/inner", "."), (".", "."), (".", "deep/er")]
 )
@@ -245,6 +252,7 @@ def test_a_checkpoint_is_never_replaced_by_what_comes_from_it(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@ONE_SPACE
 def test_an_export_that_is_interrupted_leaves_the_one_before(
     source, arm_set, tmp_path, monkeypatch
 ):
@@ -279,6 +287,7 @@ def test_patterns_speak_the_released_layout(policy):
     assert read_prompts(policy.transformer, ((1, 2),)).lengths == (2,)
 
 
+@ONE_SPACE
 def test_a_dataset_without_poses_is_refused(source, tmp_path):
     spec = DatasetSpec(15, {"observation.state": Feature("float32", (8,))}, "panda")
     with DatasetWriter(tmp_path / "bare", spec) as writer:
@@ -288,9 +297,8 @@ def test_a_dataset_without_poses_is_refused(source, tmp_path):
     assert ArmKeys().pose == EE_POSE
 
 
-def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_path, space):
-    if space == "midtrain":
-        return  # five times the latents
+@ONE_SPACE
+def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_path):
     config = PostConfig(steps=4, batch=3, every=2, validation_fraction=0.5, validate_every=2)
     post = PostTraining(source, arm_set, tmp_path / "out", config)
     half = len(post.windows) // 2  # of two equal episodes
@@ -309,11 +317,10 @@ def test_held_out_episodes_validate_and_are_not_trained_on(source, arm_set, tmp_
         PostTraining(source, arm_set, tmp_path / "no", replace(config, validation_fraction=1.0))
 
 
+@ONE_SPACE
 def test_a_validation_that_was_interrupted_is_made_up_for_and_changes_no_weight(
-    source, arm_set, tmp_path, space
+    source, arm_set, tmp_path
 ):
-    if space == "joint_pos":
-        return  # the same code
     config = PostConfig(
         steps=3, batch=2, every=8, validation_fraction=0.5, validate_every=1, lr=1e-2
     )
@@ -331,6 +338,7 @@ def lines_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@ONE_SPACE
 def test_every_process_has_a_window(source, arm_set, tmp_path):
     with pytest.raises(ConfigError, match="no window for some of 3 processes"):
         PostTraining(source, arm_set, tmp_path / "out", PostConfig(batch=2), shard=DataShard(0, 3))
