@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -29,30 +28,37 @@ from strands_cosmos3.types import Request
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 
-def script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture
+def script(monkeypatch):
+    """script(name, *arguments): runs a benchmark as Python runs a script."""
+
+    def run(name: str, *arguments: str) -> None:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *arguments])
+        runpy.run_path(str(BENCHMARKS / f"{name}.py"), run_name="__main__")
+
+    return run
 
 
-def test_a_script_prints_its_figures_and_the_machine():
-    done = script("ik", "--chunks", "2")
-    figures = json.loads(done.stdout)
+def test_a_script_prints_its_figures_and_the_machine(script, capsys):
+    script("ik", "--chunks", "2")
+    said = capsys.readouterr()
+    figures = json.loads(said.out)
     assert figures["auto"]["position_max_mm"] < 1e-3
     assert figures["auto"]["rotation_max_deg"] < 1e-4
     assert figures["auto"]["hard_velocity_ratio_max"] <= 1.001
     assert figures["mink_equal_tolerance_ms"] > 0
     assert figures["two_arms"]["position_max_mm"] < 1e-3
     assert {"platform", "python"} == figures["machine"].keys()
-    assert "straight elbows" in done.stderr
+    assert "straight elbows" in said.err
 
 
-def test_a_script_says_what_is_wrong_in_one_line(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tracking.py", "--episode", "/nope.json"])
+def test_a_script_says_what_is_wrong_in_one_line(script):
     with pytest.raises(SystemExit, match="no recording at '/nope"):  # Python prints it: 1
-        runpy.run_path(str(BENCHMARKS / "tracking.py"), run_name="__main__")
+        script("tracking", "--episode", "/nope.json")
 
 
-def test_the_wire_is_compared_with_a_bare_exchange_of_the_same_bytes():
+def test_the_wire_is_compared_with_a_bare_exchange_of_the_same_bytes(monkeypatch):
+    monkeypatch.setattr(service, "_WARM_UP", 2)
     figures = service.run(exchanges=5)
     assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
     assert figures["composite"]["ratio_to_echo"] > 0

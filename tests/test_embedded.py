@@ -26,8 +26,8 @@ from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.sim.render import Renderer
 
 COLOURS = ("red", "green", "blue")
-FEW = pytest.param((7001,), id="few")
-MORE = pytest.param((7001, 7002), id="more", marks=pytest.mark.slow)
+FEW = pytest.param((7001,), COLOURS[:2], id="few")
+MORE = pytest.param((7001, 7002), COLOURS, id="more", marks=pytest.mark.slow)
 
 
 class Blind(NativeBackend):
@@ -39,12 +39,17 @@ class Blind(NativeBackend):
         )
 
 
-def share_reached(backend, seeds) -> float:
+@pytest.fixture(scope="module")
+def robot() -> Robot:
+    return Robot()
+
+
+def share_reached(robot, backend, seeds, colours) -> float:
     """Of episodes with each colour and seed."""
-    robot, successes = Robot(), []
+    successes = []
     with Cosmos3Policy(embodiment="droid", robot="panda", backend=backend) as policy:
         for seed in seeds:
-            for colour in COLOURS:
+            for colour in colours:
                 asked = {
                     "instruction": f"reach the {colour} cube",
                     "policy": policy,
@@ -102,7 +107,7 @@ def test_it_is_what_runs_where_nothing_else_is_named():
         ({"policy_frames": 17}, 17, None),
     ],
 )
-def test_it_predicts_a_video_where_one_is_wanted(options, clip_frames, frames, monkeypatch):
+def test_it_predicts_a_video_where_one_is_wanted(robot, options, clip_frames, frames, monkeypatch):
     """Actions alone are the default; a named length wins."""
     asked, preprocess = [], Cosmos3PolicyProcessor.preprocess
 
@@ -112,21 +117,21 @@ def test_it_predicts_a_video_where_one_is_wanted(options, clip_frames, frames, m
 
     monkeypatch.setattr(Cosmos3PolicyProcessor, "preprocess", spy)
     with Cosmos3Policy(embodiment="droid", robot="panda", options=options) as policy:
-        Robot().run_policy(instruction="reach the red cube", policy=policy, duration=0.1)
+        robot.run_policy(instruction="reach the red cube", policy=policy, duration=0.1)
         video = policy.last_rollout["video"]
     assert (None if video is None else len(video)) == frames
     assert asked[-1].video_shape[0] == clip_frames
 
 
-@pytest.mark.parametrize("seeds", [FEW, MORE])
-def test_it_reaches_the_cube_that_it_is_told(seeds):
-    assert share_reached("native", seeds) >= 4 / 6
+@pytest.mark.parametrize(("seeds", "colours"), [FEW, MORE])
+def test_it_reaches_the_cube_that_it_is_told(robot, seeds, colours):
+    assert share_reached(robot, "native", seeds, colours) >= 4 / 6
 
 
-@pytest.mark.parametrize("seeds", [FEW, MORE])
-def test_without_pictures_it_does_not(seeds, monkeypatch):
+@pytest.mark.parametrize(("seeds", "colours"), [FEW, MORE])
+def test_without_pictures_it_does_not(robot, seeds, colours, monkeypatch):
     monkeypatch.setattr(Renderer, "render", lambda renderer, *_: np.zeros_like(renderer._frame))
-    assert share_reached(Blind(embedded_checkpoint()), seeds) <= 1 / 6
+    assert share_reached(robot, Blind(embedded_checkpoint()), seeds, colours) <= 1 / 6
 
 
 @pytest.mark.parametrize(
@@ -155,6 +160,8 @@ def test_the_command_rolls_it_out(tmp_path: Path):
             "reach the red cube",
             "--seed",
             "7001",
+            "--duration",
+            "0.5",
             "--json",
             str(out),
         ]

@@ -62,9 +62,13 @@ def test_output_that_cannot_be_written_is_no_success(run):
 REFUSED = ["infer", "--model", "x", "--tp", "2", "--prompt", "p"]
 
 
+SLOW = pytest.mark.slow
+NO_ERROR, USAGE = (["--version"], 0), (["--nonsense"], 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "status"),
-    [(["--version"], 0), (["--help"], 0), (["--nonsense"], 2), (REFUSED, 2)],
+    [NO_ERROR, USAGE, *(pytest.param(*c, marks=SLOW) for c in ((["--help"], 0), (REFUSED, 2)))],
 )
 def test_the_command_line_under_torchrun_leaves(run, arguments, status):
     launched = {"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "WORLD_SIZE": "1"}
@@ -73,7 +77,7 @@ def test_the_command_line_under_torchrun_leaves(run, arguments, status):
     assert "came to the end of Python" not in said
 
 
-@pytest.mark.parametrize(("arguments", "status"), [(["--version"], 0), (REFUSED, 2)])
+@pytest.mark.parametrize(("arguments", "status"), [NO_ERROR, pytest.param(REFUSED, 2, marks=SLOW)])
 def test_the_command_line_elsewhere_ends_as_any_program(run, arguments, status):
     found, said, _ = run("-m", "strands_cosmos3", *arguments)
     assert found == status

@@ -13,6 +13,7 @@ import pytest
 from strands_cosmos3.cli import main
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 
+SLOW = pytest.mark.slow
 INTERRUPTING = """
 import os, signal, sys
 
@@ -37,7 +38,14 @@ def run(arguments: list[str], **environment: str) -> subprocess.CompletedProcess
     )
 
 
-@pytest.mark.parametrize("name", ["strands_cosmos3.cli", "tyro", "mujoco", "numpy.linalg"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "strands_cosmos3.cli",
+        "numpy.linalg",
+        *(pytest.param(n, marks=SLOW) for n in ("tyro", "mujoco")),
+    ],
+)
 def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, name: str):
     """A library that is being imported may turn KeyboardInterrupt into an error of its own."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTING.format(name=name))
@@ -47,7 +55,7 @@ def test_ctrl_c_during_an_import_is_one_line(tmp_path: Path, name: str):
     assert ended.stderr.splitlines() == ["strands-cosmos3: interrupted."]
 
 
-SLOW = pytest.mark.slow  # ASCII lacks whatever they lack
+# ASCII lacks whatever they lack
 ENCODINGS = ("ascii", *(pytest.param(name, marks=SLOW) for name in ("latin-1", "cp437")))
 
 
@@ -100,7 +108,9 @@ def test_output_on_a_full_disk_is_one_line(arguments):
     )
 
 
-@pytest.mark.parametrize("library", ["foo", "opengl", "gpu"])
+@pytest.mark.parametrize(
+    "library", ["gpu", *(pytest.param(n, marks=SLOW) for n in ("foo", "opengl"))]
+)
 def test_a_library_that_mujoco_cannot_draw_with_is_one_line(library):
     ended = run(["rollout", "--backend", "scripted"], MUJOCO_GL=library)
     assert ended.returncode == 1

@@ -4,85 +4,52 @@ do.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from helpers.fake_hub import fake_hub
 from strands_cosmos3.cli import main
-from strands_cosmos3.commands.push import require_repository
+from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.errors import ConfigError
 
-PUSH = (
-    "import sys; from pathlib import Path; from strands_cosmos3.commands.push import push_folder; "
-)
-PUSH += "print(push_folder(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))"
 
-
-def run(endpoint: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """huggingface_hub reads HF_ENDPOINT once, so each call has a process of its own."""
-    env = {
-        **os.environ,
-        "HF_ENDPOINT": endpoint,
-        "HF_TOKEN": "hf_token_of_a_test",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    }
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-
-
-def test_a_recorded_dataset_is_pushed(tmp_path: Path):
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch):
+    """A hub that huggingface_hub, which has read HF_ENDPOINT when it was imported, speaks to."""
+    monkeypatch.setenv("HF_TOKEN", "hf_token_of_a_test")
     with fake_hub() as hub:
-        command = [
-            "-m",
-            "strands_cosmos3.cli",
-            "rollout",
-            "--backend",
-            "scripted",
-            "--task",
-            "reach",
-            "--duration",
-            "0.4",
-        ]
-        done = run(
-            hub.endpoint, *command, "--dataset", str(tmp_path / "picks"), "--push", "me/picks"
-        )
-    assert "pushed to" in done.stdout, done.stdout + done.stderr
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+        yield hub
+
+
+def test_a_recorded_dataset_is_pushed(hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "picks"
+    run = ["rollout", "--backend", "scripted", "--task", "reach", "--duration", "0.4"]
+    main([*run, "--dataset", str(folder), "--push", "me/picks"])
+    assert "pushed to" in capsys.readouterr().out
     (created,) = hub.created
     assert (created["name"], created["organization"], created["type"]) == ("picks", "me", "dataset")
     # by huggingface_hub's version
     assert created.get("private") or created.get("visibility") == "private"
-    files = [path for path in (tmp_path / "picks").rglob("*") if path.is_file()]
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 4
     for path in files:
         if not path.name.startswith("."):
-            assert (
-                hub.files["datasets/me/picks", path.relative_to(tmp_path / "picks").as_posix()]
-                == path.read_bytes()
-            )
+            name = path.relative_to(folder).as_posix()
+            assert hub.files["datasets/me/picks", name] == path.read_bytes()
 
 
-def test_a_checkpoint_is_pushed_and_a_refusal_says_what_to_do(tmp_path: Path):
+def test_a_checkpoint_is_pushed_and_a_refusal_says_what_to_do(hub, tmp_path: Path):
     (tmp_path / "transformer").mkdir()
     (tmp_path / "transformer/config.json").write_text("{}")
-    with fake_hub() as hub:
-        done = run(hub.endpoint, "-c", PUSH, str(tmp_path), "me/policy", "model")
-        assert done.stdout.strip() == f"{hub.endpoint}/me/policy", done.stderr
-        assert hub.files == {("models/me/policy", "transformer/config.json"): b"{}"}
-        hub.status = 401
-        done = run(hub.endpoint, "-c", PUSH, str(tmp_path), "me/policy", "model")
-    assert "ConfigError" in done.stderr
-    assert "hf auth login" in done.stderr
-    assert "hf_token_of_a_test" not in done.stderr
+    assert push_folder(tmp_path, "me/policy", "model") == f"{hub.endpoint}/me/policy"
+    assert hub.files == {("models/me/policy", "transformer/config.json"): b"{}"}
+    hub.status = 401
+    with pytest.raises(ConfigError, match="hf auth login") as refused:
+        push_folder(tmp_path, "me/policy", "model")
+    assert "hf_token_of_a_test" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["picks", "a/b/c", "me/", "../x", "me/a b", ""])

@@ -229,41 +229,68 @@ def test_an_exception_discards_the_episode_and_keeps_those_before(tmp_path: Path
         assert [len(episode) for episode in dataset] == [3, 4]
 
 
-CRASH = """
-import os, sys
-sys.path.insert(0, sys.argv[2])
+OTHER_PROCESSES = """
+import os, sys, time
+from pathlib import Path
 from helpers.small_episodes import columns, fill, pictures, spec
 from strands_cosmos3.datasets import DatasetWriter
-from strands_cosmos3.datasets import files
-writer = DatasetWriter(sys.argv[1], spec())
-fill(writer, [3, 4])
-if sys.argv[3] == "mid-episode":
-    episode = writer.episode("pick up cube 0")
-    episode.add({key: value[0] for key, value in {**columns(1), **pictures(0, 1)}.items()})
-    os.kill(os.getpid(), 9)
-place, left = os.replace, int(sys.argv[3])
-def replace(a, b):
-    global left
-    left -= 1
-    if left < 0:
+
+def crash(root, when):
+    writer = DatasetWriter(root, spec())
+    fill(writer, [3, 4])
+    if when == "mid-episode":
+        episode = writer.episode("pick up cube 0")
+        episode.add({key: value[0] for key, value in {**columns(1), **pictures(0, 1)}.items()})
         os.kill(os.getpid(), 9)
-    place(a, b)
-os.replace = replace
-fill(writer, [5], first=2)
-os.kill(os.getpid(), 9)
+    place, left = os.replace, int(when)
+    def replace(a, b):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), 9)
+        place(a, b)
+    os.replace = replace
+    fill(writer, [5], first=2)
+    os.kill(os.getpid(), 9)
+
+root, *moments = sys.argv[1:]
+for when in moments:
+    if (child := os.fork()) == 0:
+        try:
+            crash(Path(root) / when, when)
+        finally:
+            os._exit(1)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+writer = DatasetWriter(Path(root) / "open", spec())
+print("open", flush=True)
+time.sleep(600)
 """
+MOMENTS = ("mid-episode", "0", "4", "7")
 
 
-@pytest.mark.parametrize("when", ["mid-episode", "0", "4", "7"])
-def test_a_killed_process_leaves_whole_episodes(tmp_path: Path, when: str):
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory):
+    """A process that forks others, each killed at a moment of its writing, and has a writer open:
+    (itself, the folder of their datasets, their exit statuses).
+    """
+    folder = tmp_path_factory.mktemp("others")
+    command = [sys.executable, "-c", OTHER_PROCESSES, str(folder), *MOMENTS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=TESTS) as process:
+        assert process.stdout is not None
+        statuses = [int(process.stdout.readline()) for _ in MOMENTS]
+        assert process.stdout.readline() == "open\n"
+        yield process, folder, dict(zip(MOMENTS, statuses, strict=True))
+        process.kill()
+
+
+@pytest.mark.parametrize("when", MOMENTS)
+def test_a_killed_process_leaves_whole_episodes(others, when: str):
     """A commit puts seven files in place (two videos, rows, index, tasks, figures, info); it
     dies before the first, in between, or after the last.
     """
-    root = tmp_path / "set"
-    done = subprocess.run(
-        [sys.executable, "-c", CRASH, str(root), str(TESTS), when], capture_output=True
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    _, folder, statuses = others
+    assert statuses[when] == -signal.SIGKILL
+    root = folder / when
     survived = 3 if when == "7" else 2
     with Dataset(root) as dataset:
         assert len(dataset) == survived
@@ -301,30 +328,16 @@ def test_a_full_disk_is_a_typed_error_and_nothing_is_lost(
         assert [len(episode) for episode in dataset] == [3, 4]
 
 
-def test_one_writer_at_a_time(tmp_path: Path):
-    script = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); from helpers.small_episodes import "
-        "spec;"
-    )
-    script += "import strands_cosmos3.datasets as d"
-    script += ";w=d.DatasetWriter(sys.argv[1],spec());print('open',flush=True);time.sleep(60)"
-    other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "set"), str(TESTS)],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        with pytest.raises(DatasetBusyError, match="another process"):
-            DatasetWriter(tmp_path / "set", spec())
-    finally:
-        other.kill()
-        other.wait()
+def test_one_writer_at_a_time(others):
+    process, folder, _ = others
+    with pytest.raises(DatasetBusyError, match="another process"):
+        DatasetWriter(folder / "open", spec())
+    process.kill()
+    process.wait()
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         try:
-            DatasetWriter(tmp_path / "set", spec()).close()
+            DatasetWriter(folder / "open", spec()).close()
             break
         except DatasetBusyError:
             time.sleep(0.05)

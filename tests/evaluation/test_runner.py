@@ -114,9 +114,9 @@ def test_a_first_answer_that_cannot_be_executed_follows_nothing(runner, monkeypa
     assert runner.run(SWAPPED)["followed"] is False
 
 
-@pytest.mark.parametrize("at", [1, 2])
 @pytest.mark.parametrize(
-    "error", [ServiceUnavailableError("nobody listens"), BackendError("out of memory")]
+    ("at", "error"),
+    [(1, BackendError("out of memory")), (2, ServiceUnavailableError("nobody listens"))],
 )
 def test_a_server_that_is_gone_is_nobodys_failure(runner, monkeypatch, at, error):
     monkeypatch.setattr(runner._policies, "_backend", Answers(at, error))

@@ -537,13 +537,15 @@ def test_an_unsupported_array_is_ignored_where_nobody_reads_it(serve):
         assert "'observation/image': arrays of dtype '<u2' are not supported" in said
 
 
-@pytest.fixture
-def certificate(tmp_path):
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed, so there is no certificate to test with")
-    files = tmp_path / "cert.pem", tmp_path / "key.pem"
+    folder = tmp_path_factory.mktemp("certificate")
+    files = folder / "cert.pem", folder / "key.pem"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *subject]
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command = ["openssl", "req", "-x509", *curve, "-nodes", "-days", "2", *subject]
     subprocess.run(
         [*command, "-out", files[0], "-keyout", files[1]], check=True, capture_output=True
     )
@@ -743,7 +745,7 @@ def test_the_memory_of_a_crowded_server_stays_flat(spawn):
     def crowd() -> None:
         def one() -> None:
             with dial(port) as client:
-                for _ in range(3):
+                for _ in range(2):
                     assert "action" in ask(client, large)
 
         threads = [threading.Thread(target=one) for _ in range(32)]
@@ -757,7 +759,7 @@ def test_the_memory_of_a_crowded_server_stays_flat(spawn):
         crowd()
         held.append(round(resident(process.pid) / 2**20))
     # the allocator keeps some pages
-    assert held[-1] - held[0] < 100, f"{held} MiB after each 95 MiB of requests"
+    assert held[-1] - held[0] < 100, f"{held} MiB after each 63 MiB of requests"
 
 
 def resident(pid: int) -> int:
@@ -781,15 +783,15 @@ def test_a_client_that_leaves_while_it_waits_is_not_inferred_for(serve):
     assert len(backend.requests) == 2  # the warm-up and the first
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin"])
+@pytest.mark.parametrize("how", [pytest.param("sleep", marks=pytest.mark.slow), "spin"])
 def test_health_and_pings_are_answered_during_a_long_inference(spawn, how):
-    """A process of its own at a small scale: 2 s of inference, pings every 0.4 s that must be
+    """A process of its own at a small scale: 1.3 s of inference, pings every 0.4 s that must be
     answered in 0.4 s.
     """
-    _, port = spawn("-m", "helpers.slow_server", "2", how)
+    _, port = spawn("-m", "helpers.slow_server", "1.3", how)
     with dial(port, ping_interval=0.4, ping_timeout=0.4) as client:
         client.send(encode(observation()))
-        took, end = list[float](), time.monotonic() + 1.5
+        took, end = list[float](), time.monotonic() + 1.0
         while time.monotonic() < end:
             started = time.monotonic()
             assert get(port, "/healthz") == (200, "OK\n")
@@ -817,7 +819,10 @@ def test_a_minute_of_inference_survives_default_pings(spawn):
     assert slowest < 0.1, f"/healthz took {slowest * 1e3:.0f} ms"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+# the server does the same for both; a first SIGINT that ends nothing is below, too
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_signal_lets_the_running_inference_finish_and_exits_with_zero(spawn, number):
     process, port = spawn("-m", "helpers.slow_server", "1", "sleep")
     with dial(port) as client:
@@ -851,6 +856,7 @@ def test_a_second_ctrl_c_does_not_wait(spawn):
         assert process.stdout.readline() == "inferring\n"
         process.send_signal(signal.SIGINT)
         until(lambda: not listening(port))
+        assert process.poll() is None, "the first lets the running inference finish"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=20)[0] == "bye\n"
     assert process.returncode == 0

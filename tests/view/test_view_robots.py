@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mujoco
@@ -19,6 +19,7 @@ from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InstructionError
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
+from strands_cosmos3.sim.scene import SceneLimb
 from strands_cosmos3.types import Rollout
 from strands_cosmos3.view.live import LiveView
 from strands_cosmos3.view.page import LivePage, limb_gauges, limbs_html
@@ -33,17 +34,6 @@ HAND_OVER_THE_BAR = TEMPLATES[Verb.HAND_OVER]
 pytestmark = pytest.mark.filterwarnings(
     "ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning"
 )
-ONE = {
-    "policy_config": {"backend": "scripted"},
-    "instruction": "reach the red cube",
-    "duration": 0.6,
-}
-TWO = {"policy_config": {"backend": "scripted"}, "instruction": LIFT_THE_BAR, "duration": 0.6}
-
-
-@pytest.fixture(scope="module")
-def ur5e() -> Robot:
-    return Robot("ur5e")
 
 
 @pytest.fixture(scope="module")
@@ -51,42 +41,72 @@ def dual() -> Robot:
     return Robot("dual_panda")
 
 
-def tips(robot: Robot) -> np.ndarray:
-    return np.array([robot.data.site_xpos[limb.tcp_site] for limb in robot.scene.limbs.values()])
+@dataclass
+class Watched:
+    """A rollout that a page has shown and that was recorded, and the robot as it was at its end.
+
+    ``root``: A folder with ``a.npz`` and the dataset ``set``. ``q_rad``: Joint angles.
+    ``tips_m``: The tools' positions in the world.
+    """
+
+    robot: Robot
+    rollout: Rollout
+    page: LivePage
+    root: Path
+    q_rad: np.ndarray
+    tips_m: np.ndarray
 
 
-def watched(robot: Robot, page: LivePage, cameras: bool, run: dict) -> Rollout:
-    with LiveView(robot, page, "scripted", cameras) as live:
-        live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
-        rollout = robot.run_policy(**run, on_tick=live.on_tick, audience=live)
-        live.show_prediction(np.full((3, 180, 320, 3), 9, np.uint8), 0.0)
-        live.end(rollout)
-    return rollout
-
-
-@pytest.mark.parametrize(("name", "run", "views"), [("ur5e", ONE, 1), ("dual_panda", TWO, 3)])
-def test_a_rollout_shows_every_limb_by_name(name, run, views, request, monkeypatch):
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
+@pytest.fixture(
+    scope="module",
+    params=[("ur5e", "robomind-ur"), ("dual_panda", "robomind-franka-dual")],
+    ids=lambda case: case[0],
+)
+def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    name, rows = request.param
+    root, robot = tmp_path_factory.mktemp(name), Robot(name)
+    prediction = np.full((3, 180, 320, 3), 9, np.uint8)
+    run = {"policy_config": {"backend": "scripted"}, "duration": 0.6}
+    run["instruction"] = "reach the red cube" if name == "ur5e" else LIFT_THE_BAR
     with LivePage(robot.scene.model, port=0, robot=name) as page:
-        watched(robot, page, True, run)
-        shown, ends = page._limbs.content, page._lines["achieved"].points[:, 1]
-        for limb in robot.scene.robot.limbs:
-            assert f">{limb.name}</div>" in shown
-        for joint, q in zip(robot.scene.robot.joints, robot.joint_state()[0], strict=True):
-            degrees = re.search(rf'title="{joint}">.*?>(-?[\d.]+)°<', shown)
-            assert degrees is not None
-            assert float(degrees[1]) == pytest.approx(np.rad2deg(q), abs=0.06)
-        assert len(re.findall(r'title="gripper"', shown)) == len(robot.scene.limbs)
-        for tip in tips(robot):  # a trail of each limb leads to its tool
-            assert np.linalg.norm(ends - tip, axis=1).min() < 1e-6
-            commanded = page._lines["commanded"].points.reshape(-1, 3)
-            assert np.linalg.norm(commanded - tip, axis=1).min() < 0.03
-        pair = page._prediction.image  # what is observed now, beside the prediction
-        assert pair.shape == (180, 644, 3)
-        assert np.ptp(pair[:, :320]) > 100
-        height = page._camera_image.image.shape[0]
-        assert height == (180 if views == 1 else 270)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            LiveView(robot, page, "scripted", True) as live,
+            DatasetWriter(root / "set", rollout_spec(rows, robot.scene.robot)) as writer,
+        ):
+            patch.setattr(time, "sleep", lambda seconds: None)
+            live.show_prediction(prediction, 0.0)
+            recorder = RolloutRecorder(writer, rows)
+            rollout = robot.run_policy(
+                **run, on_tick=live.on_tick, audience=live, recorder=recorder
+            )
+            live.show_prediction(prediction, 0.0)
+            live.end(rollout)
+        rollout.save_npz(str(root / "a.npz"))
+        limbs = robot.scene.limbs.values()
+        tips_m = np.array([robot.data.site_xpos[limb.tcp_site] for limb in limbs])
+        yield Watched(robot, rollout, page, root, robot.joint_state()[0].copy(), tips_m)
+
+
+def test_a_rollout_shows_every_limb_by_name(watched: Watched):
+    robot, page = watched.robot, watched.page
+    shown, ends = page._limbs.content, page._lines["achieved"].points[:, 1]
+    for limb in robot.scene.robot.limbs:
+        assert f">{limb.name}</div>" in shown
+    for joint, q in zip(robot.scene.robot.joints, watched.q_rad, strict=True):
+        degrees = re.search(rf'title="{joint}">.*?>(-?[\d.]+)°<', shown)
+        assert degrees is not None
+        assert float(degrees[1]) == pytest.approx(np.rad2deg(q), abs=0.06)
+    assert len(re.findall(r'title="gripper"', shown)) == len(robot.scene.limbs)
+    for tip in watched.tips_m:  # a trail of each limb leads to its tool
+        assert np.linalg.norm(ends - tip, axis=1).min() < 1e-6
+        commanded = page._lines["commanded"].points.reshape(-1, 3)
+        assert np.linalg.norm(commanded - tip, axis=1).min() < 0.03
+    pair = page._prediction.image  # what is observed now, beside the prediction
+    assert pair.shape == (180, 644, 3)
+    assert np.ptp(pair[:, :320]) > 100
+    height = page._camera_image.image.shape[0]
+    assert height == (180 if robot.name == "ur5e" else 270)  # one view, three views
 
 
 def test_figures_lie_in_their_ranges(dual: Robot):
@@ -106,26 +126,26 @@ def test_figures_lie_in_their_ranges(dual: Robot):
     assert "left:calc(25.0% - 3px)" in limbs_html({"left": left})
 
 
-@pytest.mark.parametrize(("name", "run"), [("ur5e", ONE), ("dual_panda", TWO)])
-def test_its_recordings_are_played(
-    name, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def tcp_commanded_m(rollout: Rollout, limb: SceneLimb) -> np.ndarray:
+    """Positions of a limb's tool in the world [T, 3]."""
+    T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
+    return (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
+
+
+def test_its_recordings_are_played(watched: Watched, monkeypatch: pytest.MonkeyPatch):
     """Against the poses that the rollout itself recorded, in the world."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
-    rollout = robot.run_policy(**run)
-    rollout.save_npz(str(tmp_path / "a.npz"))
-    with LivePage(robot.scene.model, port=0) as page:
-        (recorded,) = recorded_episodes(tmp_path / "a.npz", robot.scene)
-        play(page, robot.scene, recorded)
-        for limb_name, limb in robot.scene.limbs.items():
-            T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
-            tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
-            off = np.linalg.norm(recorded.tcp_commanded_m[limb_name][:, None] - tcp, axis=2).min(
+    scene, npz = watched.robot.scene, watched.root / "a.npz"
+    with LivePage(scene.model, port=0) as page:
+        (recorded,) = recorded_episodes(npz, scene)
+        play(page, scene, recorded)
+        for limb_name, limb in scene.limbs.items():
+            tcp_m = tcp_commanded_m(watched.rollout, limb)
+            off = np.linalg.norm(recorded.tcp_commanded_m[limb_name][:, None] - tcp_m, axis=2).min(
                 axis=1
             )
             assert off.max() < 1e-9
-        scene, data = robot.scene, mujoco.MjData(robot.scene.model)
+        data = mujoco.MjData(scene.model)
         data.qpos[scene.arm_qpos] = recorded.q_rad[-1]
         mujoco.mj_kinematics(scene.model, data)
         ends = page._lines["achieved"].points[:, 1]
@@ -135,8 +155,8 @@ def test_its_recordings_are_played(
         assert not any(page._bodies[body].visible for body in hidden)
         assert "gripper" in page._limbs.content
     short = ["--page-port", "0", "--leave"]
-    assert main(["view", "--play", str(tmp_path / "a.npz"), "--robot", name, *short]) == 0
-    assert main(["view", "--play", str(tmp_path / "a.npz"), *short]) == 2  # of a Panda's
+    assert main(["view", "--play", str(npz), "--robot", scene.robot.name, *short]) == 0
+    assert main(["view", "--play", str(npz), *short]) == 2  # of a Panda's
 
 
 def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest.MonkeyPatch):
@@ -153,38 +173,29 @@ def test_each_gripper_is_played_on_its_own_limb(dual: Robot, monkeypatch: pytest
             )
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "run"),
-    [("ur5e", "robomind-ur", ONE), ("dual_panda", "robomind-franka-dual", TWO)],
-)
-def test_a_dataset_names_its_robot(
-    name, rows, run, request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_dataset_names_its_robot(watched: Watched, monkeypatch: pytest.MonkeyPatch):
     """Against the poses of the rollout that was recorded."""
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
-    robot: Robot = request.getfixturevalue({"ur5e": "ur5e", "dual_panda": "dual"}[name])
-    with DatasetWriter(tmp_path / "set", rollout_spec(rows, robot.scene.robot)) as writer:
-        rollout = robot.run_policy(**run, recorder=RolloutRecorder(writer, rows))
+    scene, rollout, root = watched.robot.scene, watched.rollout, watched.root
     panda = Robot()
-    assert robot_of(tmp_path / "set", panda.scene.robot).name == name
-    assert robot_of(tmp_path / "a.npz", panda.scene.robot).name == "panda"
-    (recorded,) = recorded_episodes(tmp_path / "set", robot.scene)
-    for limb in robot.scene.limbs.values():
-        T_base_hand = rollout.arrays[f"T_base_hand_commanded_{limb.prefix}".rstrip("_")]
-        tcp = (limb.T_world_base @ T_base_hand @ limb.limb.T_frame_tool)[:, :3, 3]
+    assert robot_of(root / "set", panda.scene.robot).name == scene.robot.name
+    assert robot_of(root / "a.npz", panda.scene.robot).name == "panda"
+    (recorded,) = recorded_episodes(root / "set", scene)
+    for limb in scene.limbs.values():
+        tcp_m = tcp_commanded_m(rollout, limb)
         assert (
-            np.linalg.norm(recorded.tcp_commanded_m[limb.limb.name][3] - tcp, axis=1).min() < 1e-4
+            np.linalg.norm(recorded.tcp_commanded_m[limb.limb.name][3] - tcp_m, axis=1).min() < 1e-4
         )
         angles = np.abs(
             recorded.q_rad[3, limb.columns] - rollout.arrays["q_achieved_rad"][:, limb.columns]
         ).max(axis=1)
         assert angles.min() < 1e-4
-    assert main(["view", "--play", str(tmp_path / "set"), "--page-port", "0", "--leave"]) == 0
+    assert main(["view", "--play", str(root / "set"), "--page-port", "0", "--leave"]) == 0
     with pytest.raises(
         ConfigError,
         match=r"moves .* joints\).*the robot has .*\(7 joints\); name the robot .*--robot",
     ):
-        list(recorded_episodes(tmp_path / "set", panda.scene))
+        list(recorded_episodes(root / "set", panda.scene))
 
 
 def test_a_dataset_s_robot_is_no_file_of_this_machine(tmp_path: Path):
