@@ -106,6 +106,7 @@ def test_both_dtypes_answer_the_same_request():
 
 def test_a_payload_shows_and_its_compensation_takes_it_out(monkeypatch):
     monkeypatch.setattr(tracking, "HOLD_S", 3.0)
+    monkeypatch.setattr(tracking, "SPEEDS", {"slow": tracking.SPEEDS["slow"]})
     configs = [
         (name, config)
         for name, config in tracking.cases(plants=True)

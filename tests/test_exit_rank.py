@@ -63,7 +63,7 @@ REFUSED = ["infer", "--model", "x", "--tp", "2", "--prompt", "p"]
 
 
 SLOW = pytest.mark.slow
-NO_ERROR, USAGE = (["--version"], 0), (["--nonsense"], 2)
+NO_ERROR, USAGE = (["--version"], 0), (["doctor", "--nonsense"], 2)
 
 
 @pytest.mark.parametrize(

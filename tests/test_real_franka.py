@@ -72,8 +72,10 @@ def test_references_below_1_khz_are_refused(monkeypatch, dt_s):
         real_franka.FrankaArm(fake_franky, "fake", FER)
 
 
-@pytest.mark.parametrize("offset", [0.0, 0.3, 0.5])
-@pytest.mark.parametrize("limits", [FER, ControlConfig("fr3", 0.3).joint_limits()])
+@pytest.mark.parametrize(
+    ("limits", "offset"),
+    [(FER, 0.0), (FER, 0.5), (ControlConfig("fr3", 0.3).joint_limits(), 0.3)],
+)
 def test_what_is_sent_each_millisecond_holds_acceleration_and_jerk(arm, limits, offset):
     goal = HOME_Q + np.array([0.3, -0.2, 0.2, 0.3, -0.4, 0.4, 0.5])
     block = planned(limits, HOME_Q, goal, lambda at: at.rests)

@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -18,10 +20,9 @@ from helpers import small_world
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ContractError
 from strands_cosmos3.evaluation import cluster
+from strands_cosmos3.evaluation import evaluate as module
 from strands_cosmos3.evaluation.cluster import _auth_token
-from strands_cosmos3.evaluation.driver import Driver
 from strands_cosmos3.evaluation.evaluate import evaluate
-from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.resources import resource
 
@@ -113,26 +114,26 @@ def settle(pid, within_s=30.0):
         time.sleep(0.1)
 
 
-def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start):
-    """Killed, resumed, interrupted, and finished: by this process, in the Ray that it has."""
-    out, one = tmp_path / "run", ("--workers", "1")
-    process = start(out, *one)
+def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start, monkeypatch, capsys):
+    """Killed; resumed, interrupted, and finished by this process, in the Ray that it has."""
+    out = tmp_path / "run"
+    process = start(out, "--workers", "1")
     wait_for(process, lambda: len(stored(out)) >= 3)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     settle(process.pid)
     before = {path: path.read_bytes() for path in stored(out)}
     assert 3 <= len(before) < 21
+    cluster._remove_stale_folders()
+    assert not any(rays_of(process.pid)), "what the killed one left is removed"
 
-    again = start(out, "--resume", *one)
-    wait_for(again, lambda: len(stored(out)) >= len(before) + 3)
-    # as a terminal does: everybody in the foreground hears it
-    os.killpg(again.pid, signal.SIGINT)
-    said = again.communicate(timeout=60)[0]
-    assert again.returncode == 130, said
-    assert "--resume to continue" in said
-    assert not any(rays_of(process.pid)), "what the killed one left was removed"
-    assert not any(rays_of(again.pid))
+    monkeypatch.setattr(module, "cluster", lambda address, cpus: nullcontext(local_ray))
+    resume = ["evaluate", *OPTIONS, "--workers", "1", "--out", str(out), "--resume"]
+    interrupt = Thread(target=ctrl_c_after, args=(out, len(before) + 3))
+    interrupt.start()
+    assert main(resume) == 130
+    interrupt.join()
+    assert "--resume to continue" in "".join(capsys.readouterr())
     report = json.loads((out / "report.json").read_text())
     assert report["complete"] is False
     assert report["episodes"] == len(stored(out)) >= len(before) + 3
@@ -141,20 +142,33 @@ def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start):
     assert not list(out.rglob(".*"))
 
     kept = {path: path.read_bytes() for path in stored(out)}
-    named = zip(OPTIONS[::2], OPTIONS[1::2], strict=True)
-    options = {key.removeprefix("--"): int(v) if v.isdigit() else v for key, v in named}
-    settings = make_settings(options)
-    with RunFolder(out, settings, resume=True) as folder:
-        driver = Driver(folder, 1)
-        try:
-            driver.run()
-        finally:
-            driver.close()
-    assert driver.progress.new == 24 - len(kept)
+    assert main(resume) == 0
+    report = json.loads((out / "report.json").read_text())
+    assert (report["complete"], report["run"]["new_episodes"]) == (True, 24 - len(kept))
     assert len(stored(out)) == 24
     assert {path: path.read_bytes() for path in kept} == kept, "what was finished was not run again"
-    evaluate(settings, out, resume=True)
-    assert json.loads((out / "report.json").read_text())["complete"] is True
+
+
+def ctrl_c_after(out, episodes):
+    """As a terminal does to this process, once so many are stored."""
+    while len(stored(out)) < episodes:
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.slow
+def test_everybody_in_the_foreground_hears_ctrl_c(tmp_path, start):
+    out = tmp_path / "run"
+    process = start(out)
+    wait_for(process, lambda: len(stored(out)) >= 3)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    assert "--resume to continue" in said
+    assert not any(rays_of(process.pid))
+    report = json.loads((out / "report.json").read_text())
+    assert report["episodes"] == len(stored(out)) >= 3
+    assert not list(out.rglob(".*"))
 
 
 @pytest.mark.slow

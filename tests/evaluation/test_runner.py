@@ -153,22 +153,21 @@ def test_a_ur5e_is_judged_like_a_panda():
             "robot": "ur5e",
             "tasks": "reach",
             "seeds": 2,
-            "conditions": "plain,swapped,table=dark+light=0.5",
+            "conditions": "swapped,table=dark+light=0.5",
             "duration": 10,
         }
     )
     plan, runner = settings.plan(), AssignmentRunner(settings)
-    plain, swapped, dark = plan[0], plan[3], plan[4]
-    records = {a.key: runner.run(a) for a in (plain, swapped, dark)}
-    assert records[plain.key]["success"] is records[dark.key]["success"] is True
+    swapped, dark = plan[1], plan[2]
+    records = {a.key: runner.run(a) for a in (swapped, dark)}
+    assert records[dark.key]["success"] is True
     record = records[swapped.key]
     assert (record["success"], record["followed"], record["outcome"]) == (False, True, "followed")
     assert record["assumed"] is True
     rows = summarise(plan, records)
     assert [row["by_category"] for row in rows] == [
-        {"red": rows[0]["success"]},
-        {"green": rows[1]["success"]},
-        {"red": rows[2]["success"]},
+        {"green": rows[0]["success"]},
+        {"red": rows[1]["success"]},
     ]
 
 

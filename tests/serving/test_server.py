@@ -839,6 +839,7 @@ def test_a_signal_lets_the_running_inference_finish_and_exits_with_zero(spawn, n
     assert not listening(port)
 
 
+@pytest.mark.slow  # test_serve_command.py abandons one, and sees that it is said
 def test_an_inference_that_never_returns_cannot_keep_the_server_from_ending(spawn):
     process, port = spawn("-m", "helpers.slow_server", "3600", "sleep", "0.3")
     with dial(port) as client:

@@ -238,7 +238,7 @@ def test_a_server_that_is_told_the_sagging_pose_does_not_make_the_arm_sink(serve
     with Cosmos3Policy(
         robot="panda", backend=service, action_space=space, actions_per_step=4
     ) as policy:
-        rollout = Robot(plant=PlantErrors(payload_kg=0.5)).run_policy(policy=policy, duration=4.0)
+        rollout = Robot(plant=PlantErrors(payload_kg=0.5)).run_policy(policy=policy, duration=2.5)
     assert sunk_mm(rollout.arrays["q_achieved_rad"], HOME_Q).max() < 0.6
     assert rollout.loop_drift.max_mm < 0.6
 
