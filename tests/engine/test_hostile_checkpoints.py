@@ -89,7 +89,7 @@ TEMPLATES = {
     "a string of 4 GB": ("{{ 'x' * 4000000000 }}", "MemoryError"),
     "a string that doubles": (DOUBLED, "MemoryError"),
     "a field of 3 GB": ("{{ '%3000000000d' % 1 }}", "MemoryError"),
-    "loops in loops": (LOOPS, "it took more than 1 s or 2 GiB"),
+    "loops in loops": (LOOPS, "it took more than 0 s or 2 GiB"),
     "a macro that calls itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "Recursion"),
     "no template": (None, "chat_template is not set"),
 }
@@ -106,8 +106,8 @@ def test_a_template_has_little_memory_and_time(checkpoints, tmp_path, monkeypatc
     else:
         (folder / "chat_template.jinja").write_text(text)
     grown = peak_rss_growth()
-    if text is LOOPS:  # memory may take longer to fill on a busy machine
-        monkeypatch.setattr(token_worker, "CPU_S", 1)
+    if text is LOOPS:  # until the second ends in which the process is
+        monkeypatch.setattr(token_worker, "CPU_S", 0)
     with pytest.raises(LayoutError, match=rf"chat template \(.*{said}"):
         PromptTokenizer(folder)
     assert grown() < LITTLE

@@ -259,7 +259,7 @@ def test_a_novel_picture_is_counted_and_warned_of(telling, tmp_path):
     def policy(quantile):
         folder = tmp_path / f"q{quantile}"
         shutil.copytree(telling, folder)
-        _record(folder, novelty_rmse=quantile)
+        _record(folder, novelty_rmse=quantile, resolution_tier=128)
         return Cosmos3Policy("droid", "panda", model=folder, device="cpu", num_steps=1)
 
     views = {name: np.full((180, 320, 3), 90, np.uint8) for name in DROID_RIG.views}

@@ -21,7 +21,7 @@ def cheap(checkpoints, tmp_path):
     """The same checkpoint, saying that it was trained on small pictures."""
     folder = shutil.copytree(checkpoints["silu"], tmp_path / "c")
     about = json.loads((folder / "checkpoint.json").read_text())
-    about["strands_cosmos3"] |= {"resolution_tier": 256, "prefix_rows": 6}
+    about["strands_cosmos3"] |= {"resolution_tier": 128, "prefix_rows": 6}
     (folder / "checkpoint.json").write_text(json.dumps(about))
     return folder
 
