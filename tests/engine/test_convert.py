@@ -63,20 +63,20 @@ def test_an_interrupted_conversion_goes_on(contract, checkpoints, tmp_path):
 
     out, opened = tmp_path / "out", Checkpoint.open(contract)
     with pytest.raises(Killed):
-        convert(opened, out, on_file=kill, shard_bytes=100_000)
+        convert(opened, out, on_file=kill, shard_bytes=400_000)
     assert not out.exists()
     written = {
         path: path.stat().st_mtime_ns for path in tmp_path.glob(".out.converting/*/*.safetensors")
     }
     assert len(written) == 3
     with pytest.raises(ConfigError, match="something else"):
-        convert(opened, out, dtype="bfloat16", shard_bytes=100_000)
+        convert(opened, out, dtype="bfloat16", shard_bytes=400_000)
     # by a kill
     left = (
         tmp_path / ".out.converting/transformer/.diffusion_pytorch_model-00004.123.part.safetensors"
     )
     left.touch()
-    convert(opened, out, shard_bytes=100_000)
+    convert(opened, out, shard_bytes=400_000)
     assert not [*out.rglob(".*")]
     kept = {out / path.parent.name / path.name: stamp for path, stamp in written.items()}
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in kept.items())

@@ -703,7 +703,7 @@ def test_a_missing_config_is_named(checkpoints, tmp_path):
 def test_a_converted_file_is_what_quantising_at_load_makes(checkpoints, tmp_path, text):
     options = EngineOptions(quantize="int8", quantize_text=text)
     opened = Checkpoint.open(checkpoints["silu"], action_space="midtrain")
-    made = convert(opened, tmp_path / "c", shard_bytes=200_000, quantize=options)
+    made = convert(opened, tmp_path / "c", shard_bytes=500_000, quantize=options)
     stated = json.loads((made / "transformer/config.json").read_text())["quantization_config"]
     assert stated["recipe"]["layers"] == sorted(stated["errors"])
     assert all(0.001 < error < 0.02 for error in stated["errors"].values())
@@ -742,14 +742,14 @@ def test_an_interrupted_conversion_keeps_its_errors(checkpoints, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert(opened, tmp_path / "c", on_file=stop, shard_bytes=200_000, quantize=options)
+        convert(opened, tmp_path / "c", on_file=stop, shard_bytes=500_000, quantize=options)
     for other in (None, EngineOptions(quantize="int8", quantize_text=True)):
         with pytest.raises(ConfigError, match="something else"):
-            convert(opened, tmp_path / "c", shard_bytes=200_000, quantize=other)
+            convert(opened, tmp_path / "c", shard_bytes=500_000, quantize=other)
     damaged = next(tmp_path.glob(".c.converting/transformer/*-00001-*"))
     damaged.write_bytes(damaged.read_bytes()[:-9])
     for name, folder in (("c", tmp_path / "c"), ("d", tmp_path / "d")):
-        convert(opened, folder, shard_bytes=200_000, quantize=options)
+        convert(opened, folder, shard_bytes=500_000, quantize=options)
         assert folder.name == name
     one, other = (
         json.loads((tmp_path / name / "transformer/config.json").read_text()) for name in "cd"
