@@ -72,17 +72,17 @@ class SerialChain:
 
     def joint_frames(self, q_rad: F64) -> list[F64]:
         """Return the pose [..., 4, 4] of each joint's frame likewise."""
+        x, y, z = np.moveaxis(self.T_parent_joint[:, :3, :3], 2, 0)
+        turn_rad = np.where(self.slides, 0.0, q_rad)[..., None]
+        c, s = np.cos(turn_rad), np.sin(turn_rad)
+        steps = np.empty((*q_rad.shape, 4, 4))
+        steps[:] = self.T_parent_joint
+        steps[..., :3, 0] = x * c + y * s
+        steps[..., :3, 1] = y * c - x * s
+        steps[..., :3, 3] += np.where(self.slides, q_rad, 0.0)[..., None] * z
         frames: list[F64] = []
         T = np.eye(4)
-        for joint, T_parent in enumerate(self.T_parent_joint):
-            step = np.tile(T_parent, (*q_rad.shape[:-1], 1, 1))
-            if self.slides[joint]:
-                step[..., :3, 3] += q_rad[..., joint, None] * T_parent[:3, 2]
-            else:
-                c = np.cos(q_rad[..., joint, None])
-                s = np.sin(q_rad[..., joint, None])
-                step[..., :3, 0] = T_parent[:3, 0] * c + T_parent[:3, 1] * s
-                step[..., :3, 1] = T_parent[:3, 1] * c - T_parent[:3, 0] * s
+        for step in np.moveaxis(steps, -3, 0):
             T = T @ step
             frames.append(T)
         return frames
