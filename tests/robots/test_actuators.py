@@ -22,6 +22,7 @@ from strands_cosmos3.robots.drive_check import (
     LARGEST_ERROR,
     LARGEST_HAND_ERROR_M,
     drive_joints,
+    gripper_faults,
 )
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec import Figures, ModelPart, RobotSpec, ServoGains
@@ -144,9 +145,10 @@ def check(folder: Path, seed: int) -> bool:
     return True
 
 
-def test_five_random_arms_follow_or_are_refused(tmp_path):
-    accepted = [check(tmp_path, seed) for seed in (1, 2, 4, 7, 9)]
-    assert accepted == [True, False, False, False, True]
+def test_two_random_arms_follow_or_are_refused(tmp_path):
+    """The first has every accepted kind but one, which has a test of its own."""
+    accepted = [check(tmp_path, seed) for seed in (22, 2)]
+    assert accepted == [True, False]
 
 
 @pytest.mark.slow
@@ -156,23 +158,11 @@ def test_two_hundred_random_arms_follow_or_are_refused(tmp_path):
     assert accepted >= 120
 
 
-FAR_FAULTS = {
-    "progressive spring": ({"elbow_joint": 'stiffness="0 0 300" springref="1.57"'}, "", "elbow"),
-    "spring": ({"shoulder_lift_joint": 'stiffness="20" springref="-1.57"'}, "", "shoulder_lift"),
-    "tendon's end": (
-        {},
-        '<fixed name="cable" limited="true" range="-1.5 1.7"><joint joint="elbow_joint" coef="1"/>'
-        "</fixed>",
-        "elbow",
-    ),
-}
-
-
-def altered_arm(folder: Path, of_joints: Mapping[str, str], tendon: str = "") -> RobotSpec:
-    """An arm with position servos whose joints have further attributes, and a tendon."""
+def altered_arm(folder: Path, of_joints: Mapping[str, str], more: str = "") -> RobotSpec:
+    """An arm with position servos whose joints have further attributes, and more elements."""
     robot = arm(folder, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
     path = Path(robot.model[0].file)
-    text = path.read_text().replace("</mujoco>", f"<tendon>{tendon}</tendon></mujoco>")
+    text = path.read_text().replace("</mujoco>", f"{more}</mujoco>")
     for joint, attributes in of_joints.items():
         place = f'<joint name="{joint}"'
         assert text.count(place) == 1
@@ -181,21 +171,27 @@ def altered_arm(folder: Path, of_joints: Mapping[str, str], tendon: str = "") ->
     return robot
 
 
-@pytest.mark.parametrize("fault", FAR_FAULTS)
-def test_what_is_small_near_home_is_measured_farther_away(tmp_path, fault):
-    """Each follows within 0.05 rad of home; a reach was up to 45 mm off."""
-    of_joints, tendon, failing = FAR_FAULTS[fault]
-    drives = drive_joints(altered_arm(tmp_path, of_joints, tendon))
+def test_what_is_small_near_home_is_measured_farther_away(tmp_path):
+    """A spring, a progressive one, and a tendon that ends 1 rad above home."""
+    springs = {
+        "shoulder_lift_joint": 'stiffness="60" springref="-1.57"',
+        "elbow_joint": 'stiffness="0 0 30" springref="1.57"',
+    }
+    cable = (
+        '<tendon><fixed name="cable" limited="true" range="-6 -0.6">'
+        '<joint joint="wrist_1_joint" coef="1"/></fixed></tendon>'
+    )
+    drives = drive_joints(altered_arm(tmp_path, springs, cable))
     assert max(drive.largest_error / abs(drive.commanded) for drive in drives) < LARGEST_ERROR
-    assert [drive.joint for drive in drives if not drive.follows] == [f"{failing}_joint"]
+    failing = [drive.joint for drive in drives if not drive.follows]
+    assert failing == ["shoulder_lift_joint", "elbow_joint", "wrist_1_joint"]
 
 
-@pytest.mark.parametrize("torque_nm", [0.5, 2, 30])
-def test_a_joint_needs_the_torque_of_a_tasks_accelerations(tmp_path, torque_nm):
-    weak = {"shoulder_lift_joint": f'actuatorfrcrange="-{torque_nm} {torque_nm}"'}
+def test_a_joint_needs_the_torque_of_a_tasks_accelerations(tmp_path):
+    weak = {"shoulder_lift_joint": 'actuatorfrcrange="-2 2"'}
     drives = drive_joints(altered_arm(tmp_path, weak))
     failing = {drive.joint for drive in drives if not drive.follows}
-    assert ("shoulder_lift_joint" in failing) is (torque_nm < 30)
+    assert "shoulder_lift_joint" in failing
     assert failing <= set(ARM.joints[:3])
 
 
@@ -210,30 +206,29 @@ def test_errors_of_several_joints_add_up(tmp_path):
     errors_m = [drive.hand_error_m for drive in drives]
     assert max(errors_m) < LARGEST_HAND_ERROR_M < sum(errors_m)
     assert {*springs} <= {drive.joint for drive in drives if not drive.follows}
-    one = {"elbow_joint": springs["elbow_joint"]}
-    assert all(drive.follows for drive in drive_joints(altered_arm(tmp_path, one)))
 
 
-@pytest.mark.parametrize("torque_nm", [5, 150])
-def test_an_arm_that_holds_its_weight_needs_the_torque_for_it(tmp_path, torque_nm, capsys):
+def carrying(torque_nm: float) -> str:
+    """Attributes of a joint that carries its weight with a limited torque."""
+    return f'actuatorgravcomp="true" actuatorfrcrange="-{torque_nm} {torque_nm}"'
+
+
+def test_an_arm_that_holds_its_weight_needs_the_torque_for_it(tmp_path, capsys):
     """A reach of such an arm was 148 mm off."""
-    held = f'actuatorgravcomp="true" actuatorfrcrange="-{torque_nm} {torque_nm}"'
-    robot = altered_arm(tmp_path, {"shoulder_lift_joint": held})
+    robot = altered_arm(tmp_path, {"shoulder_lift_joint": carrying(5)})
     (tmp_path / "arm.toml").write_text(write_robot(robot))
-    follows = torque_nm == 150
-    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == int(not follows)
-    assert ("shoulder_lift_joint does not follow: " in capsys.readouterr().out) is not follows
+    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == 1
+    assert "shoulder_lift_joint does not follow: " in capsys.readouterr().out
 
 
-def bound_arm(folder: Path, equality: str) -> RobotSpec:
-    """An arm with position servos, a dial that nothing drives, and an equality."""
-    robot = arm(folder, dict.fromkeys(ARM.joints, "position"), np.random.default_rng(0))
-    path = Path(robot.model[0].file)
+def bound_arm(
+    folder: Path, equalities: str, of_joints: Mapping[str, str] | None = None
+) -> RobotSpec:
+    """An arm with position servos, a dial that nothing drives, and equalities."""
     mass = '<inertial pos="0 0 0" mass="0.1" diaginertia="0.01 0.01 0.01"/>'
     dial = f'<body pos="2 2 2"><joint name="dial"/>{mass}</body>'
-    more = f"<worldbody>{dial}</worldbody><equality>{equality}</equality></mujoco>"
-    path.write_text(path.read_text().replace("</mujoco>", more))
-    return robot
+    more = f"<worldbody>{dial}</worldbody><equality>{equalities}</equality>"
+    return altered_arm(folder, of_joints or {}, more)
 
 
 @pytest.mark.parametrize(
@@ -251,13 +246,16 @@ def test_a_joint_that_an_equality_binds_is_refused(tmp_path, joints, says):
         drive_joints(robot)
 
 
-@pytest.mark.parametrize(
-    "equality",
-    ['joint1="elbow_joint" active="false"', 'joint1="dial" joint2="elbow_joint"'],
-    ids=["off", "of a joint that is not driven"],
-)
-def test_an_equality_that_binds_nothing_is_accepted(tmp_path, equality):
-    assert all(drive.follows for drive in drive_joints(bound_arm(tmp_path, f"<joint {equality}/>")))
+def test_equalities_that_bind_nothing_and_torques_that_suffice_are_accepted(tmp_path):
+    equalities = (
+        '<joint joint1="elbow_joint" active="false"/><joint joint1="dial" joint2="elbow_joint"/>'
+    )
+    torques = {
+        "shoulder_lift_joint": carrying(150),
+        "shoulder_pan_joint": 'actuatorfrcrange="-30 30"',
+    }
+    drives = drive_joints(bound_arm(tmp_path, equalities, torques))
+    assert all(drive.follows for drive in drives)
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -268,10 +266,10 @@ def test_each_refusal_names_the_actuator_and_its_reason(tmp_path, kind):
         drive_joints(robot)
 
 
-@pytest.mark.parametrize("kind", ["motor", "velocity", "intvelocity", "filter", "gear", "runaway"])
-def test_gains_make_a_position_servo_of_any_actuator(tmp_path, kind):
+def test_gains_make_a_position_servo_of_any_actuator(tmp_path):
     """They are stiffness and damping at the joint, whatever the actuator's gear."""
-    robot = arm(tmp_path, dict.fromkeys(ARM.joints, kind), np.random.default_rng(1))
+    kinds = ("motor", "velocity", "intvelocity", "filter", "gear", "runaway")
+    robot = arm(tmp_path, dict(zip(ARM.joints, kinds, strict=True)), np.random.default_rng(1))
     gains = ServoGains(Figures(KP, "tuned"), Figures(KD, "tuned"))
     robot = replace(robot, limbs=(replace(ARM, gains=gains),))
     model = load_robot(robot)
@@ -353,20 +351,32 @@ OTHER_GRIPPERS = {
 }
 
 
-@pytest.mark.parametrize("name", OTHER_GRIPPERS)
-def test_inspect_opens_and_closes_the_gripper(tmp_path, capsys, name):
-    actuator, command, closed = OTHER_GRIPPERS[name]
+def arm_with_gripper(folder: Path, name: str) -> RobotSpec:
+    """A UR5e with another gripper, or another command of its own."""
+    actuator, command, _ = OTHER_GRIPPERS[name]
     gripper = replace(ARM.gripper, command=replace(ARM.gripper.command, **command))
     text = resource("assets/ur5e.xml").read_text()
-    path = tmp_path / "arm.xml"
+    path = folder / "arm.xml"
     path.write_text(text.replace(GRIPPER.group(), actuator or GRIPPER.group()))
     limbs = (replace(ARM, gripper=gripper),)
-    robot = replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),), limbs=limbs)
+    return replace(UR5E, name="odd_arm", model=(ModelPart(str(path)),), limbs=limbs)
+
+
+@pytest.mark.parametrize("name", OTHER_GRIPPERS)
+def test_a_gripper_opens_and_closes_or_is_named(tmp_path, name):
+    _, _, closed = OTHER_GRIPPERS[name]
+    faults = gripper_faults(arm_with_gripper(tmp_path, name))
+    assert len(faults) == (closed is not None)
+    for fault in faults:
+        assert fault.startswith("the gripper of limb 'arm' does not follow")
+        assert f"and {closed} open" in fault
+
+
+def test_inspect_opens_and_closes_the_gripper(tmp_path, capsys):
+    robot = arm_with_gripper(tmp_path, "exchanged commands")
     (tmp_path / "arm.toml").write_text(write_robot(robot))
-    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == int(closed is not None)
-    printed = capsys.readouterr().out
-    assert ("the gripper of limb 'arm' does not follow" in printed) is (closed is not None)
-    assert f"and {closed} open" in printed or closed is None
+    assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == 1
+    assert "the gripper of limb 'arm' does not follow" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("clamped", [True, False])
