@@ -45,7 +45,7 @@ def run(loop, seconds):
 @pytest.mark.parametrize("replan", [None, 8])
 def test_no_tick_is_idle_whatever_inference_takes(latency, replan):
     arm, loop, _joins = make_loop(latency_s=latency, replan_rows=replan)
-    run(loop, 12)
+    run(loop, 6)
     assert (
         loop.counters["idle_ticks"]
         == loop.counters["deadline_misses"]
