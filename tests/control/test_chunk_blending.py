@@ -2,6 +2,8 @@
 jump.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -115,10 +117,21 @@ def full(q):
     return np.r_[q, 0.04, 0.04]
 
 
-def under_way(ik, velocity_m_s, at_s):
-    """An executor that has followed a line for so long, and its reference at some earlier time."""
+@pytest.fixture(scope="module")
+def along(ik):
+    """The plan of a line of so many rows from angles (a tuple), solved once."""
+
+    @cache
+    def plan(velocity_m_s, q_rad, rows=16):
+        return ik.follow(line(velocity_m_s, rows=rows), full(q_rad))
+
+    return plan
+
+
+def under_way(along, velocity_m_s, at_s):
+    """An executor that has followed a line for so long."""
     executor = Executor(FER, DT, HOME_Q)
-    executor.accept(ik.follow(line(velocity_m_s, rows=32), full(HOME_Q)))
+    executor.accept(along(velocity_m_s, tuple(HOME_Q), 32))
     executor.advance(round(at_s / DT))
     return executor
 
@@ -136,11 +149,11 @@ def fastest_m_s(q_rad):
         ((0.0, 0.0, -0.2), (0.3, 0.0, 0.0)),
     ],
 )
-def test_a_contradicting_chunk_does_not_throw_the_hand(ik, before, after, late_s):
-    executor = under_way(ik, before, 1.0)
+def test_a_contradicting_chunk_does_not_throw_the_hand(along, before, after, late_s):
+    executor = under_way(along, before, 1.0)
     departure = executor.reference.q_rad
     executor.advance(round(late_s / DT))
-    chunk = ik.follow(line(after), full(departure))
+    chunk = along(after, tuple(departure))
     takeover = executor.takeover()
     most_m_s = max(np.linalg.norm(before), np.linalg.norm(after)) + 0.1
     blended = takeover.prepare(blend_chunk(chunk, departure, late_s, takeover.reference, FER, 0.4))
@@ -156,22 +169,23 @@ def test_a_contradicting_chunk_does_not_throw_the_hand(ik, before, after, late_s
 
 @pytest.mark.parametrize("velocity", [(0.0, 0.25, 0.0), (0.1, -0.1, 0.05), (0.0, 0.0, -0.3)])
 @pytest.mark.parametrize("late_s", [0.02, 0.2, 0.6])
-def test_a_chunk_that_agrees_is_blended_as_ever(ik, velocity, late_s):
-    executor = under_way(ik, velocity, 0.8)
+def test_a_chunk_that_agrees_is_blended_as_ever(along, velocity, late_s):
+    executor = under_way(along, velocity, 0.8)
     departure = executor.reference.q_rad
     executor.advance(round(late_s / DT))
-    chunk, takeover = ik.follow(line(velocity), full(departure)), executor.takeover()
+    chunk, takeover = along(velocity, tuple(departure)), executor.takeover()
     ever = takeover.prepare(blend_chunk(chunk, departure, late_s, takeover.reference, FER, 0.4))
     prepared, seam = join_chunk(chunk, departure, late_s, takeover, 0.4, chunk.arm)
     assert seam is Seam.BLENDED
     assert np.array_equal(prepared.block.q_rad, ever.block.q_rad)
 
 
-def test_a_small_contradiction_takes_a_longer_blend(ik):
-    executor = under_way(ik, (0.0, 0.1, 0.0), 0.8)
+def test_a_small_contradiction_takes_a_longer_blend(along):
+    executor = under_way(along, (0.0, 0.1, 0.0), 0.8)
     departure = executor.reference.q_rad
     executor.advance(round(0.8 / DT))
-    chunk, takeover = ik.follow(line(rows=32), full(departure)), executor.takeover()  # stay
+    stay = along((0.0, 0.0, 0.0), tuple(departure), 32)
+    chunk, takeover = stay, executor.takeover()
     prepared, seam = join_chunk(chunk, departure, 0.8, takeover, 0.4, chunk.arm)
     assert seam is Seam.SLOWED
     assert fastest_m_s(prepared.block.q_rad) < 0.202

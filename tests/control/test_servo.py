@@ -2,6 +2,8 @@
 reaches ctrl.
 """
 
+from functools import cache
+
 import mujoco
 import numpy as np
 import pytest
@@ -29,14 +31,20 @@ def in_free_air(rng, steps_m, steps_deg):
             return q_start, T
 
 
+@cache
+def solved(seed, steps_m, steps_deg):
+    """A chunk in free air: its start [7] and its rows [32, 7]."""
+    q_start, T = in_free_air(np.random.default_rng(seed), steps_m, steps_deg)
+    return q_start, BRIDGE.solve(T, np.r_[q_start, 0.04, 0.04], 1 / 15).q_rad[:, :7]
+
+
 def track(robot, steps_m, steps_deg, seeds):
     """Distances [N] in mm, hand achieved against hand commanded, at every physics step of a few
     chunks.
     """
     out = []
     for seed in seeds:
-        q_start, T = in_free_air(np.random.default_rng(seed), steps_m, steps_deg)
-        q = BRIDGE.solve(T, np.r_[q_start, 0.04, 0.04], 1 / 15).q_rad[:, :7]
+        q_start, q = solved(seed, steps_m, steps_deg)
         robot.reset(0, q_start)
         robot.executor.accept(JointTrajectory(q, (np.arange(32) + 1) / 15))
         for _ in range(32 * 40 // 12 + 30):  # and some way into holding

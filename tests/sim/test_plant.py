@@ -236,21 +236,12 @@ def test_a_payload_is_carried_by_the_frame_s_own_body_and_not_by_another_one_on_
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
-def test_another_arms_errors_are_identified():
-    plant = PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, joint_friction_nm=0.5)
-    found = Robot("ur5e", plant=plant).identify()
-    assert found.delay_s == pytest.approx(0.010, abs=0.002)
-    assert found.payload_kg == pytest.approx(0.5, rel=0.1)
-    assert np.abs(np.array(found.friction_nm) - 0.5).max() < 0.25
-    assert found.n_joints == 6
-
-
-@pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
-def test_an_arm_is_identified_in_free_space():
+def test_another_arms_errors_are_identified_in_free_space():
     """Its hand is so low that the motion would hit the table; the robot's own model still has
     it.
     """
-    limb, plant = UR5E.limbs[0], PlantErrors(payload_kg=0.5, actuation_delay_s=0.010)
+    limb = UR5E.limbs[0]
+    plant = PlantErrors(payload_kg=0.5, actuation_delay_s=0.010, joint_friction_nm=0.5)
     low = np.array(limb.home) + [0.0, 0.45, 0.0, -0.45, 0.0, 0.0]
     scene = TableScene(robot=replace(UR5E, limbs=(replace(limb, home=tuple(low)),)))
     robot = Robot("ur5e", scene=scene, plant=plant)
@@ -258,6 +249,8 @@ def test_an_arm_is_identified_in_free_space():
     found = robot.identify()
     assert found.payload_kg == pytest.approx(0.5, rel=0.1)
     assert found.delay_s == pytest.approx(0.010, abs=0.002)
+    assert np.abs(np.array(found.friction_nm) - 0.5).max() < 0.25
+    assert found.n_joints == 6
     np.testing.assert_array_equal(robot.model.geom_contype, solid)
 
 
