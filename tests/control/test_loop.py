@@ -700,7 +700,7 @@ def soak(n_ticks, seed):
 
 
 def test_a_storm_of_faults_leaves_the_limits_alone():
-    loop, storm, idle, misses, idle_before, misses_before = soak(3000, 5)
+    loop, storm, idle, misses, idle_before, misses_before = soak(3000, 11)
     assert loop.counters["idle_ticks"] - idle_before == idle
     assert loop.counters["deadline_misses"] - misses_before == misses
     assert loop.counters["failed"] > 5

@@ -29,13 +29,13 @@ def weighed(robot, rotation_weight_m):
 
 
 def followed(ik, chunk, times):
-    """The plans of a chunk that is followed so often, each from where the one before ended."""
-    q, plans = ik.home, []
+    """Yield the plans of a chunk that is followed so often, each from where the last ended."""
+    q = ik.home
     for _ in range(times):
-        plans.append(ik.follow(chunk, q))
+        plan = ik.follow(chunk, q)
+        yield plan
         q = q.copy()
-        q[ik.q_address] = plans[-1].q_rad[-1]
-    return plans
+        q[ik.q_address] = plan.q_rad[-1]
 
 
 @pytest.mark.parametrize(

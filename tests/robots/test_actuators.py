@@ -406,7 +406,7 @@ def test_inspect_says_what_it_measured_and_what_is_missing(tmp_path, capsys):
     assert main(["robot", "inspect", str(tmp_path / "good.toml")]) == 0
     printed = capsys.readouterr().out
     assert "elbow_joint: commanded" in printed
-    assert "simulation take it" in printed
+    assert "LimbIK and the simulation take it." in printed
     bare = replace(
         good,
         embodiment=None,

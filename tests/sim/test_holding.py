@@ -52,13 +52,13 @@ def assert_held(rollout, most_mm):
     assert rollout.counters["anchored_on_measurement"] == 0
 
 
-@pytest.mark.parametrize("rows", [2, 4, 8, 16])
+@pytest.mark.parametrize("rows", [2, 16])
 def test_an_unknown_payload_does_not_make_the_arm_sink(scene, rows):
     assert_held(hold(scene, PAYLOAD, staying(rows), 3.0), 0.6)
 
 
 def test_nor_do_all_errors_together(scene):
-    assert_held(hold(scene, ALL_ERRORS, staying(2), 4.0), 1.5)
+    assert_held(hold(scene, ALL_ERRORS, staying(2), 3.0), 1.5)
 
 
 @pytest.mark.slow
@@ -126,15 +126,14 @@ def test_an_arm_of_ones_own_holds_still_too(latency_s):
     assert np.abs(arm.q - HOME_Q).max() < 1e-5
 
 
-def episode(scene, plant, config, policy, seconds, each_tick=lambda robot: None):
-    """An episode, and its robot, with settings of the loop that ``run_policy`` does not show."""
-    robot = Robot(scene=scene, plant=plant)
-    planner = planner_for(robot, policy, "stay", VideoRecorder(scene, None, config.hz), config.hz)
+def episode(robot, config, policy, seconds, each_tick=lambda robot: None, instruction="stay"):
+    """An episode, and its runner, with settings of the loop that ``run_policy`` does not show."""
+    film = VideoRecorder(robot.scene, None, config.hz)
     runner = EpisodeRunner(
         robot,
-        planner,
+        planner_for(robot, policy, instruction, film, config.hz),
         None,
-        VideoRecorder(scene, None, config.hz),
+        film,
         config,
         round(seconds * config.hz),
         on_tick=lambda: each_tick(robot),
@@ -145,7 +144,7 @@ def episode(scene, plant, config, policy, seconds, each_tick=lambda robot: None)
 def test_anchored_on_the_measurement_it_would_sink_and_only_loop_drift_would_say_so(scene):
     config = LoopConfig(replan_rows=4, anchor_tolerance_rad=1e-9)
     with staying(4) as policy:
-        rollout, _ = episode(scene, PAYLOAD, config, policy, 4.0)
+        rollout, _ = episode(Robot(scene=scene, plant=PAYLOAD), config, policy, 4.0)
     sunk = sunk_mm(rollout.arrays["q_achieved_rad"], HOME_Q)
     assert sunk[-1] > 3.0
     assert rollout.loop_drift.max_mm == pytest.approx(sunk.max(), abs=0.1)
@@ -191,7 +190,7 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
     backend = Prefixed()
     with staying(4, backend) as policy:
         rollout, _ = episode(
-            scene, None, LoopConfig(replan_rows=1, latency_s=0.02), policy, 1.6, push
+            Robot(scene=scene), LoopConfig(replan_rows=1, latency_s=0.02), policy, 1.6, push
         )
     off = [
         i
@@ -208,8 +207,8 @@ def test_an_arm_that_was_pushed_away_departs_from_where_it_is(scene):
     assert rollout.loop_drift.max_deg > 5
 
 
-def held_rollout(robot, until_s, spring_n_m, duration_s=12.0, **arguments):
-    """A reach whose hand a spring holds from 0.6 s on, and [N] how far the reference led it."""
+def hold_hand(robot, until_s, spring_n_m=20_000.0):
+    """Let a spring hold the hand from 0.6 s on; return a list of how far the reference leads it."""
     model, data = robot.scene.model, robot.data
     (limb,) = robot.scene.limbs.values()
     hand = model.body(limb.limb.frame).id
@@ -224,34 +223,54 @@ def held_rollout(robot, until_s, spring_n_m, duration_s=12.0, **arguments):
             leads.append(np.linalg.norm(np.diff(kinematics.forward(both)[:, :3, 3], axis=0)))
 
     robot.on_step = step
+    return leads
+
+
+def reach(robot, duration_s, **arguments):
     return robot.run_policy(
         policy_config={"backend": "scripted"}, task="reach", duration=duration_s, **arguments
-    ), np.array(leads)
+    )
 
 
 @pytest.mark.parametrize(
-    ("robot", "bound_m", "latency"),
-    [("panda", 0.05, 0.0), ("panda", 0.02, 0.3), ("ur5e", 0.05, 0.3), ("ur5e", 0.03, 0.0)],
+    ("robot", "bound_m", "latency"), [("panda", 0.02, 0.3), ("ur5e", 0.05, 0.0)]
 )
 def test_a_hand_that_is_held_is_waited_for(robot, bound_m, latency):
     """The reference leads it by no more than the bound and its stop; set free, it goes on."""
     arm = Robot(robot, ControlConfig(following_m=bound_m))
-    rollout, leads = held_rollout(arm, 2.4, 20_000.0, latency=latency)
-    assert bound_m < leads.max() < bound_m + 0.025
+    leads = hold_hand(arm, 2.4)
+    rollout = reach(arm, 12.0, latency=latency)
+    assert bound_m < max(leads) < bound_m + 0.025
     assert np.ptp(leads[len(leads) // 2 :]) < 0.01, "it waits; the spring swings"
     assert rollout.counters["following_waits"] == 1
     assert rollout.success
 
 
-@pytest.mark.parametrize("robot", ["panda", pytest.param("ur5e", marks=pytest.mark.slow)])
-def test_a_hand_that_stays_held_is_tried_again_and_then_given_up(robot):
-    rollout, leads = held_rollout(Robot(robot), 60.0, 20_000.0, 30.0)
-    assert rollout.counters["following_waits"] == 3, "every five seconds"
-    assert leads.max() < 0.08
+def assert_given_up(rollout, leads, patience_s):
+    assert rollout.counters["following_waits"] == 3
+    assert max(leads) < 0.08
     assert rollout.outcome is Outcome.FAULT
     assert "does not follow its reference" in rollout.fault
     assert rollout.final_state == "hold"
-    assert 15.0 < rollout.duration_s < 20.0
+    assert 3 * patience_s < rollout.duration_s < 3 * patience_s + 5.0
+
+
+def test_a_hand_that_stays_held_is_tried_again_and_then_given_up(scene):
+    robot = Robot(scene=scene)
+    leads = hold_hand(robot, 60.0)
+    with Cosmos3Policy(backend="scripted", robot="panda") as policy:
+        rollout, _ = episode(
+            robot, LoopConfig(patience_s=1.0), policy, 30.0, instruction="reach the red cube"
+        )
+    assert_given_up(rollout, leads, 1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["panda", "ur5e"])
+def test_a_hand_that_stays_held_is_tried_every_five_seconds(name):
+    robot = Robot(name)
+    leads = hold_hand(robot, 60.0)
+    assert_given_up(reach(robot, 30.0), leads, 5.0)
 
 
 def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
@@ -259,7 +278,7 @@ def test_loop_drift_joins_the_chunks_motions_end_to_end(scene):
     one before.
     """
     with staying(2) as policy:
-        _, played = episode(scene, None, LoopConfig(replan_rows=2), policy, 1.0)
+        _, played = episode(Robot(scene=scene), LoopConfig(replan_rows=2), policy, 1.0)
     log, rng = played.log, np.random.default_rng(0)
     q_commanded, chunk_of = log.arrays()["q_commanded_rad"], np.concatenate(log.chunk_of)
     q_commanded += np.cumsum(rng.normal(0, 0.01, q_commanded.shape), axis=0)

@@ -49,8 +49,8 @@ def hand(q):
     return np.stack([p for p, _ in out]), np.stack([R for _, R in out])
 
 
-def errors(q_a, q_b):
-    (p_a, R_a), (p_b, R_b) = hand(q_a), hand(q_b)
+def errors(hand_a, hand_b):
+    (p_a, R_a), (p_b, R_b) = hand_a, hand_b
     chord = np.linalg.norm(R_a - R_b, axis=(1, 2)) / np.sqrt(8)
     return np.linalg.norm(p_a - p_b, axis=1) * 1e3, np.rad2deg(2 * np.arcsin(np.minimum(chord, 1)))
 
@@ -65,18 +65,19 @@ def test_tracking_is_every_physics_step_against_its_own_reference(rollout, tmp_p
         )
     assert len(t_s) == round(rollout.duration_s * 600)
     np.testing.assert_allclose(np.diff(t_s), 1 / 600, rtol=1e-9)
-    mm, deg = errors(q_commanded, q_achieved)
+    commanded, achieved = hand(q_commanded), hand(q_achieved)
+    mm, deg = errors(commanded, achieved)
     assert rollout.tracking.mean_mm == pytest.approx(mm.mean(), rel=1e-6)
     assert rollout.tracking.max_mm == pytest.approx(mm.max(), rel=1e-6)
     assert rollout.tracking.mean_deg == pytest.approx(deg.mean(), rel=1e-4)
     assert rollout.tracking.max_deg == pytest.approx(deg.max(), rel=1e-4)
     assert mm.mean() > 1e-4  # it is measured, not copied
-    late = errors(q_commanded[:-6], q_achieved[6:])[0]
+    late = errors([x[:-6] for x in commanded], [x[6:] for x in achieved])[0]
     assert late.mean() > 2 * mm.mean()  # and at its own time: a hundredth of a second off shows
 
 
 def test_a_servo_without_feed_forward_shows(rollout):
-    bad = run("none")
+    bad = run("none", duration=4.0)
     assert bad.tracking.mean_mm > 5 * rollout.tracking.mean_mm
     assert bad.tracking.max_mm > 5
 

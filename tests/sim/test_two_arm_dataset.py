@@ -155,7 +155,7 @@ def test_limbs_are_joined_by_name_and_not_by_their_place(tmp_path: Path):
     other = replace(DUAL_PANDA, name="right_first", model=parts, limbs=DUAL_PANDA.limbs[::-1])
     (tmp_path / "right_first.toml").write_text(write_robot(other))
     rollout = record(
-        tmp_path / "set", Robot(str(tmp_path / "right_first.toml")), LeftHalfOpen(), duration=2.0
+        tmp_path / "set", Robot(str(tmp_path / "right_first.toml")), LeftHalfOpen(), duration=1.4
     )
     assert set(np.unique(rollout.arrays["gripper_commanded"][600:])) == {0.65, 1.0}
     against(tmp_path / "set", rollout, ("right", "left"))

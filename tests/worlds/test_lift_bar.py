@@ -158,7 +158,7 @@ def test_each_arm_moves_its_own_joints_and_fingers():
 def test_one_hand_that_carries_a_light_bar_by_its_end_has_not_lifted_it():
     """It is high enough in the middle: a test of the height alone would be fooled."""
     robot = Robot("dual_panda", scene=TableScene(robot=DUAL_PANDA, bar=Bar(mass_kg=0.1)))
-    rollout, seen = lift(LetsGo(RIGHT, above_m=0.03, blind=True), robot, 8.0, replan=8)
+    rollout, seen = lift(LetsGo(RIGHT, above_m=0.03, blind=True), robot, 6.0, replan=8)
     assert not rollout.success
     assert seen[-1].position_m[2] > 0.1
     assert seen[-1].gripped_by == {"left"}
@@ -166,7 +166,7 @@ def test_one_hand_that_carries_a_light_bar_by_its_end_has_not_lifted_it():
 
 
 def test_a_bar_that_was_dropped_is_not_lifted_again():
-    rollout, seen = lift(LetsGo(LEFT, above_m=0.08), duration=8.0, replan=8)
+    rollout, seen = lift(LetsGo(LEFT, above_m=0.08), duration=5.0, replan=8)
     assert not rollout.success
     assert max(bar.position_m[2] for bar in seen) > 0.07
     assert not seen[-1].gripped_by >= HANDS
