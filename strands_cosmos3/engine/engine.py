@@ -514,7 +514,7 @@ class Cosmos3Engine(Closeable):
                 latents = latents_1CFHW[:, :, : latents_of(frames)]
                 pixels = self.vae.decode(latents, self._novelty_of.decoded(latents[:, :, :1]))
                 if pixels is not None:
-                    result["pixels"] = (pixels[:, :, :frames] + 1).div_(2).clamp_(0, 1)
+                    result["pixels"] = (pixels[:, :, :frames] + 1).mul_(0.5).clamp_(0, 1)
         return result
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:

@@ -557,8 +557,9 @@ class Cosmos3PolicyProcessor:
         )
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
-        padded = np.pad(rows, ((0, 0), (0, self._action_dim - rows.shape[1])))
-        return torch.from_numpy(padded).float().to(self._device)
+        padded = torch.zeros(len(rows), self._action_dim)
+        padded[:, : rows.shape[1]] = torch.from_numpy(rows)
+        return padded.to(self._device)
 
 
 _SMALLEST_MOVE = 0.01
