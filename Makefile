@@ -24,7 +24,7 @@ view: $(VENV)/.sim  ## the same on a live page: http://127.0.0.1:8080
 libero: $(VENV)-libero/.done  ## ten episodes of the LIBERO benchmark by the scripted expert; installs it beside (a download of 700 MB)
 	$(VENV)-libero/bin/strands-cosmos3 evaluate --world libero/libero_object --backend scripted --seeds 1 --resume --out $(OUT)/libero
 
-test-libero: $(VENV)-libero/.done  ## what needs LIBERO: its conventions, the expert, an evaluation (about ten minutes)
+test-libero: $(VENV)-libero/.train  ## what needs LIBERO: its conventions, the expert, an evaluation, the recipe (about ten minutes)
 	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt 'pytest>=8' 'hypothesis>=6.100'
 	$(VENV)-libero/bin/python -m pytest -m libero tests/worlds/libero tests/evaluation/test_libero_evaluation.py tests/test_examples.py \
 	  tests/recipes/test_libero_policy.py tests/recipes/test_libero_demos.py

@@ -8,9 +8,6 @@ import json
 
 import numpy as np
 import pytest
-
-pytest.importorskip("torch", reason="LIBERO's environment has PyTorch after `make libero-policy`")
-
 import torch
 
 from recipes.libero_policy import demos as libero_demos
