@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import nullcontext, suppress
+from threading import Timer
 
 import psutil
 import pytest
@@ -73,9 +74,7 @@ def run(path, replicas_of_two, each=lambda driver: None):
 
 
 def test_an_evaluation_outlives_one_of_its_ranks(local_ray, model, tmp_path, monkeypatch):
-    """In the Ray that is there: as `evaluate --tp 2`, a rank of which is killed between two
-    episodes or in one.
-    """
+    """In the Ray that is there: as `evaluate --tp 2`, a rank of which is killed while it is asked."""
     monkeypatch.setattr(module, "cluster", lambda address, cpus: nullcontext(local_ray))
     ranks = set()
 
@@ -83,7 +82,8 @@ def test_an_evaluation_outlives_one_of_its_ranks(local_ray, model, tmp_path, mon
         running = ranks_below(os.getpid()) if progress.new else []
         if running and not ranks:
             assert len(running) == 2
-            running[1].send_signal(signal.SIGKILL)
+            running[1].suspend()  # so that it does not answer before it is killed
+            Timer(2.0, running[1].kill).start()
         ranks.update(running)
 
     out = tmp_path / "run"

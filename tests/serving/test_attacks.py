@@ -60,14 +60,11 @@ GOOD = encode(observation(**POSE, **{"observation/image": PICTURE}))
 
 def family(pid: int) -> list[int]:
     """A process and all its descendants (Linux)."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
     found = [pid]
     for member in found:
-        found += children.get(member, [])
+        for children in Path(f"/proc/{member}/task").glob("*/children"):
+            with suppress(OSError):
+                found += map(int, children.read_text().split())
     return found
 
 

@@ -112,7 +112,10 @@ def test_it_serves_loopback_and_leaves_nothing(robot: Robot):
 def test_other_interfaces_must_be_asked_for(robot: Robot, address: str):
     with pytest.raises(ConfigError, match=r"--expose"):
         LivePage(robot.scene.model, address, port=0)
-    assert main(["view", "--page-address", address or "x", "--episodes", "1"]) == 2
+
+
+def test_the_command_must_be_asked_for_other_interfaces():
+    assert main(["view", "--page-address", "0.0.0.0", "--episodes", "1"]) == 2
 
 
 def test_bodies_and_paths_follow(robot: Robot, page: LivePage):
