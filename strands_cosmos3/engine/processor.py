@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
 from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_action_stats
 from strands_cosmos3.checks import finite_array, typed, whole_number
@@ -557,9 +558,8 @@ class Cosmos3PolicyProcessor:
         )
 
     def _padded(self, rows: np.ndarray) -> torch.Tensor:
-        padded = torch.zeros(len(rows), self._action_dim)
-        padded[:, : rows.shape[1]] = torch.from_numpy(rows)
-        return padded.to(self._device)
+        columns = (0, self._action_dim - rows.shape[1])
+        return F.pad(torch.tensor(rows, dtype=torch.float32), columns).to(self._device)
 
 
 _SMALLEST_MOVE = 0.01
