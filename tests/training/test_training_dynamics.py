@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
 import pytest
 
-from helpers.training_data import recorded_episodes
 from strands_cosmos3.actions.decode import decode_pose_delta
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.cli import main
@@ -28,15 +28,11 @@ from strands_cosmos3.training.dynamics import (
 from strands_cosmos3.training.windows import ROWS
 from strands_cosmos3.worlds.table import demonstrations
 from strands_cosmos3.worlds.table.demo_config import DemoConfig
-from strands_cosmos3.worlds.table.demonstrations import clip_of, expert_clips
+from strands_cosmos3.worlds.table.demonstrations import expert_clips
 
 
 def clips_of(count: int, seed: int = 0) -> list[ArmClip]:
     return expert_clips(count, ROWS, 128, seed)
-
-
-def judge(clips: list[ArmClip]) -> DynamicsReport:
-    return judge_dynamics(embedded_checkpoint(task="reach"), clips)
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +49,8 @@ def clips(short_episodes):
 
 
 @pytest.fixture(scope="module")
-def report(clips):
-    return judge(clips)
+def report(clips) -> DynamicsReport:
+    return judge_dynamics(embedded_checkpoint(task="reach"), clips)
 
 
 def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
@@ -69,9 +65,9 @@ def test_figures_are_in_an_order_that_only_a_model_of_this_world_has(report):
     assert report.controls["zero"] > 1
 
 
-def test_controls_are_another_clip_the_inverse_motion_and_none():
-    record = recorded_episodes()[0]
-    rows = control_rows([clip_of(record, tick, ROWS) for tick in range(4)])
+def test_controls_are_another_clip_the_inverse_motion_and_none(clips):
+    backwards = [replace(clip, T_base_cosmos=clip.T_base_cosmos[::-1]) for clip in clips]
+    rows = control_rows([*clips, *backwards])
     np.testing.assert_array_equal(rows["shuffled"], rows["true"][[2, 3, 0, 1]])
     deltas = {
         name: decode_pose_delta(denormalize_chunk(made[0], "droid_lerobot")[:, :9])
@@ -86,11 +82,7 @@ def test_controls_are_another_clip_the_inverse_motion_and_none():
     )
 
 
-def test_the_same_seed_gives_the_same_figures_and_another_others(clips, report):
-    for again, clip in zip(clips_of(2), clips, strict=True):
-        for name, value in vars(clip).items():
-            np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
-    assert judge(clips) == report
+def test_another_seed_gives_other_clips(clips):
     (other,) = clips_of(1, seed=1)
     assert not np.array_equal(other.frames, clips[0].frames)
 
@@ -106,9 +98,10 @@ def test_only_a_checkpoint_with_a_future_is_asked(tmp_path):
 
 
 @pytest.mark.usefixtures("short_episodes")
-def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch, capsys):
+def test_evaluate_judges_dynamics_once_and_keeps_them(report, tmp_path, monkeypatch, capsys):
+    """On clips of the same seed, with the same figures."""
     out = tmp_path / "run"
-    options = {"tasks": "reach", "seeds": "1", "duration": "0.2", "films": "0", "clips": "1"}
+    options = {"tasks": "reach", "seeds": "1", "duration": "0.2", "films": "0", "clips": "2"}
     asked = ["evaluate", "--out", str(out), "--num-steps", "1", "--workers", "1", "--resume"]
     asked += [word for name, value in options.items() for word in (f"--{name}", value)]
     finish = RunFolder.__enter__
@@ -124,7 +117,7 @@ def test_evaluate_judges_dynamics_once_and_keeps_them(tmp_path, monkeypatch, cap
     assert main(asked) == 0
     assert "inverse dynamics: end points" in capsys.readouterr().out
     figures = json.loads((out / "report.json").read_text())["dynamics"]
-    assert (figures["clips"], figures["steps"]) == (1, 1)
+    assert figures.items() >= asdict(report).items()
     assert "Dynamics" in (out / "report.html").read_text()
     monkeypatch.setattr(dynamics, "judge_dynamics", None)  # not asked again
     assert main(asked) == 0

@@ -83,7 +83,7 @@ def test_only_the_heads_of_the_domain_change(source, arm_set, tmp_path, space):
     source = shutil.copytree(source, tmp_path / "in")
     write_preview(source)
     post = PostTraining(
-        source, arm_set, tmp_path / "out", PostConfig(steps=3, batch=2, lr=1e-2, every=2)
+        source, arm_set, tmp_path / "out", PostConfig(steps=1, batch=2, lr=1e-2, every=8)
     )
     out = post.run()
     before, after = released(source), released(out)

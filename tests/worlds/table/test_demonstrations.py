@@ -13,8 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.training_data import DEMOS, EPISODES, recorded_episodes
-from recipes.table_policy.record import LabelCollector
+from recipes.table_policy.record import LabelCollector, LabelConfig
 from strands_cosmos3.commands.demos import Demos as DemosCommand
 from strands_cosmos3.commands.demos import record_part
 from strands_cosmos3.datasets import Dataset
@@ -36,10 +35,14 @@ from strands_cosmos3.worlds.table.phrases import (
     sentence,
 )
 
+DEMOS = LabelConfig(ticks=26, perturbed=0.15, wandering=0.0, label_every=13, prefix_rows=8)
+SEED, EPISODES = 3, (14, 16)  # in the first, a cube is grasped
+
 
 @pytest.fixture(scope="module")
 def records():
-    return recorded_episodes()
+    with LabelCollector(DEMOS) as collector:
+        return [collector.record(SEED, episode) for episode in EPISODES]
 
 
 @pytest.fixture
@@ -54,7 +57,7 @@ def unseen(monkeypatch):
 
 def test_an_episode_follows_from_seed_and_number(records):
     with LabelCollector(DEMOS) as collector:
-        again = collector.record(3, EPISODES[1])  # without having recorded the other before it
+        again = collector.record(SEED, EPISODES[1])  # without having recorded the other before it
     for name, value in vars(records[1]).items():
         np.testing.assert_array_equal(getattr(again, name), value, err_msg=name)
     assert not np.array_equal(records[0].frames[0], records[1].frames[0])
