@@ -80,7 +80,8 @@ class PreviewDecoder(nn.Module):
             surplus = 0
         B, _, _, H, W = pairs.shape
         x = pairs.transpose(1, 2).flatten(0, 1).contiguous(memory_format=torch.channels_last)
-        x = self.frames(F.silu(self.coarse(self.conv_in(x)), inplace=True)).permute(0, 2, 3, 1)
+        x = F.silu(self.coarse(self.conv_in(x)), inplace=True).permute(0, 2, 3, 1)
+        x = F.linear(x, self.frames.weight.flatten(1), self.frames.bias)
         x = x.unflatten(3, (TEMPORAL_COMPRESSION, -1)).permute(0, 3, 1, 2, 4)
         x = x.unflatten(0, (B, -1)).flatten(1, 2)[:, surplus:].flatten(0, 1).permute(0, 3, 1, 2)
         x = self.middle(F.pixel_shuffle(self.to_middle(F.silu(x, inplace=True)), 2))
