@@ -205,7 +205,7 @@ def test_pictures_are_those_of_a_fresh_environment_to_the_bit(world):
     from libero.libero.envs import OffScreenRenderEnv
 
     bare = OffScreenRenderEnv(
-        bddl_file_name=str(world.task.problem), camera_heights=128, camera_widths=128
+        bddl_file_name=str(world.task.problem_file), camera_heights=128, camera_widths=128
     )
     with closing(bare):
         bare.seed(4)
