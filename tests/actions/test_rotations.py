@@ -24,7 +24,7 @@ from strands_cosmos3.actions.rotations import (
 from strands_cosmos3.errors import InputError
 
 TOL = 1e-9
-check = settings(max_examples=150)
+check = settings(max_examples=60)
 
 unit = st.floats(-1, 1, allow_nan=False)
 axes = (

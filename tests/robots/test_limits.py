@@ -75,6 +75,8 @@ def test_a_chain_moves_its_point_as_mujocos_jacobian_does(model, joints):
         np.testing.assert_allclose((at(e) - 2 * at(0) + at(-e)) / e**2, a, atol=1e-5)
         np.testing.assert_allclose(at(0), p, atol=1e-12)
         np.testing.assert_allclose(chain.position(q[None])[0], p, atol=1e-15)
+        T = chain.frames(q[None])[0]
+        np.testing.assert_allclose(T[:3, :3] @ chain.point_m + T[:3, 3], p, atol=1e-12)
         mujoco.mj_comPos(model, data)
         mujoco.mj_jacBody(model, data, jacobian, None, model.body("hand").id)
         np.testing.assert_allclose(jacobian[:, model.jnt_dofadr[ids]] @ qd, v, atol=1e-12)

@@ -250,8 +250,8 @@ SPOILS = pytest.mark.parametrize(
 )
 
 
-@SPOILS
-def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
+def goes_on_breaking(robot, spoil):
+    """The rollout of a foreign policy whose answers are spoilt from the third one on."""
     rollout = robot.run_policy(
         instruction="sway", policy=Foreign(spoil, range(3, 1000)), duration=12.0
     )
@@ -261,12 +261,16 @@ def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
     assert 5.0 < rollout.arrays["t_s"][-1] < 8.0  # it moved for a second, and held for five
     assert rollout.counters.get("failed", 0) + rollout.counters.get("rejected", 0) >= 3
     assert rollout.counters["deadline_misses"] == 1
+    return rollout
+
+
+@pytest.mark.parametrize("spoil", [_nan, _huge])
+def test_a_foreign_policy_that_goes_on_breaking_ends_as_a_fault(robot, spoil):
+    goes_on_breaking(robot, spoil)
 
 
 def test_a_malformed_step_names_the_policy_that_gave_it(robot):
-    rollout = robot.run_policy(
-        instruction="sway", policy=Foreign(_missing, range(3, 1000)), duration=12.0
-    )
+    rollout = goes_on_breaking(robot, _missing)
     assert "a step of policy 'Foreign' is malformed: KeyError('joint2')" in rollout.fault
     with pytest.raises(BackendError, match="policy 'Foreign' is malformed"):
         robot.run_policy(instruction="sway", policy=Foreign(_text, (1,)), duration=1.0)
@@ -378,7 +382,7 @@ def test_limits_in_force_are_kept_in_an_episode(limits):
     control = ControlConfig(limits=limits, derating=0.5)
     robot = Robot(control=control)
     rollout = robot.run_policy(
-        policy_config={"backend": "scripted"}, task="pick", duration=6.0, seed=2
+        policy_config={"backend": "scripted"}, task="pick", duration=4.0, seed=2
     )
     q = rollout.arrays["q_commanded_rad"]
     table = control.joint_limits()
