@@ -72,10 +72,11 @@ def test_a_policys_answer_is_forward_dynamics_question(infer, plain, tmp_path):
     droid = ("--action-stats-path", "droid")
     assert infer(*droid) == 0
     physical = (tmp_path / "o_action.json").rename(tmp_path / "physical.json")
-    for answer, stats in ((plain, ()), (physical, droid)):
+    for answer, stats, scale in ((plain, (), "model"), (physical, droid, "physical")):
         assert infer("--mode", "forward_dynamics", "--action-file", str(answer), *stats) == 0
-        expected = json.loads(answer.read_text())["data"]
-        np.testing.assert_allclose(read(tmp_path)["data"], expected, atol=1e-6)
+        expected = json.loads(answer.read_text())
+        assert expected["scale"] == scale
+        np.testing.assert_allclose(read(tmp_path)["data"], expected["data"], atol=1e-6)
         assert (tmp_path / "o.mp4").stat().st_size > 0
 
 

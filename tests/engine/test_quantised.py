@@ -208,8 +208,14 @@ def apart(one, other):
     return float((one - other).square().mean().sqrt() / other.square().mean().sqrt())
 
 
-@pytest.mark.parametrize("kind", ["silu", "relu2"])
-@pytest.mark.parametrize("scheme", QUANTIZE)
+@pytest.mark.parametrize(
+    ("kind", "scheme"),
+    [
+        *product(["silu"], QUANTIZE),
+        ("relu2", "int8"),
+        *(pytest.param("relu2", s, marks=pytest.mark.slow) for s in ("fp8", "int8-weights")),
+    ],
+)
 def test_an_engine_in_8_bits(checkpoints, kind, scheme):
     whole = asked(checkpoints[kind])
     with loaded(checkpoints[kind], quantize=scheme) as model:
