@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import huggingface_hub
 import pytest
+from huggingface_hub import constants
 
 from helpers.fake_hub import fake_hub
 from strands_cosmos3.cli import main
@@ -20,7 +20,7 @@ def hub(monkeypatch: pytest.MonkeyPatch):
     """A hub that huggingface_hub, which has read HF_ENDPOINT when it was imported, speaks to."""
     monkeypatch.setenv("HF_TOKEN", "hf_token_of_a_test")
     with fake_hub() as hub:
-        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hub.endpoint)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
         yield hub
 
 

@@ -129,7 +129,7 @@ def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start, monk
 
     monkeypatch.setattr(module, "cluster", lambda address, cpus: nullcontext(local_ray))
     resume = ["evaluate", *OPTIONS, "--workers", "1", "--out", str(out), "--resume"]
-    interrupt = Thread(target=ctrl_c_after, args=(out, len(before) + 3))
+    interrupt = Thread(target=ctrl_c_after, args=(out, len(before) + 3), daemon=True)
     interrupt.start()
     assert main(resume) == 130
     interrupt.join()
