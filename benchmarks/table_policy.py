@@ -106,6 +106,8 @@ def _before(other: Path, repeats: int) -> dict[str, Any]:
                     process: Any = processes[name]
                     print(side, file=process.stdin, flush=True)
                     spent.setdefault(f"{side}, {name}", []).append(float(process.stdout.readline()))
+        for process in processes.values():
+            process.communicate()  # its own report is not read
     cpu_ms = {name: statistics.median(times[1:]) for name, times in spent.items()}
     return {
         "repeats": repeats,
