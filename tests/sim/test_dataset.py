@@ -146,6 +146,7 @@ def test_the_command_adds_to_a_dataset(tmp_path: Path, capsys: pytest.CaptureFix
     with Dataset(tmp_path / "set") as dataset:
         assert [episode.note["seed"] for episode in dataset] == [16, 22]
         assert dataset.spec == rollout_spec()
+    assert not rows_of(tmp_path / "set")["next.success"].any()
     with DatasetWriter(tmp_path / "other", arm_spec({"wrist": (48, 64)})):
         pass
     assert main([*reach, "--dataset", str(tmp_path / "other")]) == 2

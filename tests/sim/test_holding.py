@@ -70,7 +70,7 @@ def test_it_holds_for_a_minute(scene, plant, most_mm, rows):
 
 @pytest.mark.parametrize(("steps", "plant", "most_mm"), [(1, ALL_ERRORS, 1.5), (4, PAYLOAD, 0.6)])
 def test_a_policy_of_another_make_holds_still_too(scene, steps, plant, most_mm):
-    assert_held(hold(scene, plant, StaysByAngles(steps), 2.0), most_mm)
+    assert_held(hold(scene, plant, StaysByAngles(steps), 1.2), most_mm)
 
 
 class Commands(Backend):
