@@ -138,7 +138,7 @@ def test_frames_that_are_wanted_are_the_first_of_all(checkpoints):
     every = decoding.step(asked)
     assert every["pixels"].shape[2] == CHUNK + 1
     decoded, decode = [], decoding.vae.decode
-    decoding.vae.decode = lambda latents: decoded.append(latents.shape[2]) or decode(latents)
+    decoding.vae.decode = lambda x, first: decoded.append(x.shape[2]) or decode(x, first)
     for frames in (1, 2, 5, 6, 9, 99):
         found = decoding.step(replace(asked, decode_frames=frames, return_video=False))
         assert torch.equal(found["pixels"], every["pixels"][:, :, :frames])
