@@ -153,11 +153,9 @@ class Carry(Hand):
 def touching(robot, cube):
     """Names of the bodies that touch a cube."""
     model, body = robot.scene.model, robot.scene.bodies[cube].id
-    pairs = [
-        {int(model.geom_bodyid[c.geom1]), int(model.geom_bodyid[c.geom2])}
-        for c in robot.data.contact
-    ]
-    return {model.body(other).name for pair in pairs if body in pair for other in pair - {body}}
+    pairs = model.geom_bodyid[robot.data.contact.geom]
+    of_cube = pairs[(pairs == body).any(axis=1)]
+    return {model.body(other).name for other in set(of_cube.ravel().tolist()) - {body}}
 
 
 def looks_done(robot, task, cube, onto):

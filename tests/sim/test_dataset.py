@@ -93,7 +93,7 @@ def test_pictures_are_those_of_the_film(tmp_path: Path):
         Robot().run_policy(
             policy_config={"embodiment": "droid", "backend": "scripted"},
             instruction="reach the red cube",
-            duration=1.0,
+            duration=0.6,
             control_frequency=15.0,
             video=tmp_path / "film.mp4",
             film_layout="views",
