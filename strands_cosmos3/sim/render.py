@@ -221,7 +221,8 @@ class Renderer(Closeable):
             self._gpu.free()
         if self._context is not None:
             idle = _idle_contexts(self.backend)
-            if len(idle) < _MOST_IDLE:
+            # those of other backends have a size
+            if self.backend == "egl" and len(idle) < _MOST_IDLE:
                 idle.append(self._context)
             else:
                 self._context.free()
