@@ -107,5 +107,5 @@ class Checkpoint:
         if self.quantize is not None or self.quantize_text:
             quantize = EngineOptions(quantize=self.quantize, quantize_text=self.quantize_text)
         convert(opened, self.out, self.to, self.dtype, shown, quantize=quantize)
-        console.print(f"wrote {self.out}", highlight=False)
+        console.print(f"wrote {self.out}", highlight=False, soft_wrap=True)
         return 0

@@ -81,7 +81,8 @@ class Recording(ABC):
         with locked(parts, "--out"):
             self._record(parts, console)
         with Dataset(self.out) as dataset:
-            console.print(f"wrote {self.out}: {len(dataset)} episodes, {dataset.n_frames} frames")
+            contents = f"{len(dataset)} episodes, {dataset.n_frames} frames"
+            console.print(f"wrote {self.out}: {contents}", soft_wrap=True)
         if self.push is not None:
             console.print(f"pushed to {push_folder(self.out, self.push, 'dataset')}")
         return 0

@@ -319,4 +319,4 @@ def _print_report(console: Console, report: dict[str, Any], out: Path) -> None:
     )
     console.print(", ".join(parts), highlight=False)
     for file in ("report.html", "report.json"):
-        console.print(f"wrote {out / file}", highlight=False)
+        console.print(f"wrote {out / file}", highlight=False, soft_wrap=True)

@@ -172,7 +172,8 @@ class InferCommand:
             "timing_ms": {part: round(ms, 3) for part, ms in timing.items()},
         }
         write_json(action_path, report)
-        console.print(f"wrote {action_path}: {len(rows)} rows of {rows.shape[1]} columns, {space}")
+        columns = f"{len(rows)} rows of {rows.shape[1]} columns"
+        console.print(f"wrote {action_path}: {columns}, {space}", soft_wrap=True)
         if video_path is not None:
             from strands_cosmos3.backends.model_input import as_pictures
             from strands_cosmos3.sim.record import VideoWriter
@@ -180,7 +181,7 @@ class InferCommand:
             with VideoWriter(video_path, processed.fps) as writer:
                 for frame in as_pictures(answer["pixels"]):
                     writer.write(frame)
-            console.print(f"wrote {video_path}")
+            console.print(f"wrote {video_path}", soft_wrap=True)
         console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in timing.items()))
         return 0
 
@@ -207,7 +208,7 @@ class InferCommand:
         report = {"checkpoint": checkpoint, "checks": [vars(check) for check in checks]}
         write_json(path, {**report, **measured, "versions": versions()})
         verdict = f"failed: {', '.join(failed)}" if failed else "nothing failed"
-        console.print(f"{verdict}; wrote {path}")
+        console.print(f"{verdict}; wrote {path}", soft_wrap=True)
         return int(bool(failed))
 
     def _check(self) -> np.ndarray | None:

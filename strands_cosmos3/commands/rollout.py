@@ -301,7 +301,7 @@ class RolloutCommand:
                     break
         _print(console, episodes, self._summary(episodes))
         for line in self.files.written(episodes, self.episodes != 1):
-            console.print(line)
+            console.print(line, soft_wrap=True)
         failed = (Outcome.FAULT, Outcome.INTERRUPTED)
         return int(any(e.success is False or e.outcome in failed for e in episodes))
 
