@@ -55,7 +55,7 @@ def test_the_number_of_workers_changes_nothing(local_ray, tmp_path):
     """On the table: real dynamics. Episodes are given out slowly until both workers have begun."""
 
     def wait_for_both(driver):
-        time.sleep(0.5 * (driver.progress.workers < 2))
+        time.sleep(3 * (driver.progress.workers < 2))
 
     driver, found = run(tmp_path / "2", 2, TABLE, each=wait_for_both)
     assert driver.progress.workers == 2
