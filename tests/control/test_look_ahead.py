@@ -199,7 +199,9 @@ def test_an_elbow_that_is_straight_at_mid_range_is_passed(seed):
         assert bridge.solve(T, q[0], None).residual_m.max() < ROW_TOLERANCE
 
 
-@pytest.mark.parametrize(("seed", "chunk", "dt_s"), [(3, 5, None), (20, 24, DT_S)])
+@pytest.mark.parametrize(
+    ("seed", "chunk", "dt_s"), [(3, 5, None), (20, 24, None), (20, 24, DT_S), (7, 9, DT_S)]
+)
 def test_a_limb_lets_a_straight_elbow_turn_rather_than_miss(seed, chunk, dt_s):
     q, T = elbow_straight(seed, chunk + 1)[chunk]
     solution = LimbIK("panda", check_collisions=False).bridges["arm"].solve(T, full(q), dt_s)

@@ -52,7 +52,9 @@ def assert_held(rollout, most_mm):
     assert rollout.counters["anchored_on_measurement"] == 0
 
 
-@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize(
+    "rows", [2, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))]
+)
 def test_an_unknown_payload_does_not_make_the_arm_sink(scene, rows):
     assert_held(hold(scene, PAYLOAD, staying(rows), 3.0), 0.6)
 

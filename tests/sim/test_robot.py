@@ -169,7 +169,9 @@ def test_odd_control_rates_are_refused_and_valid_ones_named(robot, hz, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("hz", [15, 600])
+@pytest.mark.parametrize(
+    "hz", [15, 600, *(pytest.param(n, marks=pytest.mark.slow) for n in (50, 100))]
+)
 def test_the_control_rate_does_not_change_the_motion(robot, hz):
     rollout = robot.run_policy(
         instruction=REACH, policy_config={"backend": "scripted"}, control_frequency=hz, duration=1.2
