@@ -70,10 +70,10 @@ def judge(seed, chunks):
 
 
 def test_no_random_chunk_ends_in_a_collision():
-    outcomes, collided = judge(3, 8)
-    assert collided >= 3  # so the check has something to find
-    assert outcomes["clear"] >= 4
-    assert outcomes["stopped"] >= 2
+    outcomes, collided = judge(3, 16)
+    assert collided >= 5  # so the check has something to find
+    assert outcomes["clear"] >= 8
+    assert outcomes["stopped"] >= 3
     assert outcomes["avoided"]
     assert outcomes["unchecked"] == 0
 
@@ -150,8 +150,8 @@ def test_the_way_between_two_rows_is_checked():
 
 def test_the_planned_motion_comes_to_rest_in_time():
     """The spline of a fast motion that is held swings past the last row."""
-    rng, stops = np.random.default_rng(10), 0
-    while stops < 1:
+    rng, stops = np.random.default_rng(3), 0
+    while stops < 2:
         q, T = random_chunk(rng, ORACLE)
         solution = BRIDGE.solve(T, full(q), DT_S)
         if (
@@ -183,8 +183,8 @@ def test_nominal_chunks_are_solved_as_without_the_check():
 
 def test_a_collision_is_avoided_with_the_redundant_joint():
     """Where the limit finds a way, the hand follows it to the pose."""
-    rng, avoided = np.random.default_rng(3), 0
-    while avoided < 1:
+    rng, avoided = np.random.default_rng(2), 0
+    while avoided < 2:
         q, T = random_chunk(rng, ORACLE)
         solution = BRIDGE.solve(T, full(q), DT_S)
         if solution.collision.outcome == "avoided":

@@ -119,7 +119,7 @@ def storm(table, n_streams, seed):
     return given
 
 
-@pytest.mark.parametrize("streams", [140, pytest.param(3334, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("streams", [280, pytest.param(3334, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("table", TABLES)
 def test_hundreds_of_random_joint_streams(table, streams):
     assert storm(table, streams, 7) >= streams
@@ -195,7 +195,7 @@ def test_an_arm_that_stopped_at_a_joints_end_moves_again():
     """
     limits = FER
     for kind in range(2):
-        for after in range(1, 400, 66):
+        for after in range(1, 400, 33):
             executor = Executor(limits, DT, HOME_Q)
             executor.accept(
                 chunk(np.linspace(HOME_Q, limits.q_max if kind else limits.q_min, 9)[1:], 5.0)
@@ -226,7 +226,7 @@ def test_a_motion_replaced_before_it_began_leaves_no_trace():
     first.
     """
     rng = np.random.default_rng(0)
-    for _ in range(15):
+    for _ in range(50):
         executor = Executor(FER, DT, HOME_Q)
         executor.accept(sway())
         blocks = [executor.advance(300)]
@@ -254,7 +254,7 @@ def test_running_dry_holds_at_rest():
 def test_stretched_motions_brake_without_a_hitch():
     """Where time is stretched the last row falls between two physics steps."""
     rng = np.random.default_rng(3)
-    for _ in range(10):
+    for _ in range(30):
         executor = Executor(FER, DT, HOME_Q)
         motion = executor.accept(chunk(HOME_Q + np.cumsum(rng.normal(0, 0.08, (6, 7)), axis=0)))
         assert motion.stretched.any()
@@ -448,9 +448,10 @@ def test_a_stop_does_not_throw_the_hand():
     assert worst[True] <= 1.001
 
 
-def test_references_differentiated_outside_the_executor_keep_every_limit():
+@pytest.mark.parametrize("seed", [1, 2])
+def test_references_differentiated_outside_the_executor_keep_every_limit(seed):
     """The short form of `make test-limits`, at 20 to 1000 Hz; NAMES lists what is judged."""
-    judged, worst, tally = sweep(1, 60_000, chunks=8)
+    judged, worst, tally = sweep(seed, 60_000, chunks=8)
     assert judged >= 60_000
     assert tally["chunks"] > 10
     assert "withheld" not in tally

@@ -52,10 +52,10 @@ def worst(q, v, a, limits):
 
 
 @LIMITS
-def test_random_motions_keep_every_limit(limits):
+def test_hundreds_of_random_motions_keep_every_limit(limits):
     rng = np.random.default_rng(0)
     stretched = cornered = 0
-    for trial in range(30):
+    for trial in range(60):
         n, fps = int(rng.integers(1, 33)), rng.choice([5.0, 15.0, 50.0])
         start, q = rows_of(rng, n, rng.choice([0.003, 0.03, 0.2]), limits)
         t_s = (np.arange(n) + 1) / fps
@@ -78,14 +78,14 @@ def test_random_motions_keep_every_limit(limits):
         assert (ends_at >= limits.q_min - 1e-6).all()
         stretched += motion.stretched.any()
         cornered += not motion.smooth
-    assert stretched > 15
-    assert cornered < 30
+    assert stretched > 30
+    assert cornered < 60
 
 
 @LIMITS
 def test_slow_rows_keep_their_own_time_and_a_continuous_acceleration(limits):
     rng = np.random.default_rng(1)
-    for _ in range(15):
+    for _ in range(50):
         start, goal = HOME_Q, HOME_Q + rng.normal(0, 0.1, 7)
         s = np.linspace(0, 1, 33)[1:, None]
         ease = s**3 * (10 - 15 * s + 6 * s * s)
@@ -149,7 +149,7 @@ def test_rows_at_the_joints_ends_are_met_without_overshoot():
     for ever.
     """
     rng = np.random.default_rng(3)
-    for _ in range(12):
+    for _ in range(40):
         n = int(rng.integers(1, 12))
         q = np.where(rng.random((n, 7)) < 0.5, FER.q_min, FER.q_max)
         start = np.where(rng.random(7) < 0.5, FER.q_min, FER.q_max)
@@ -178,7 +178,7 @@ states = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=120)
 @given(states)
 def test_a_stop_ends_at_rest_within_limits_and_no_later_than_needed(state):
     v_share, a_share, limits = np.array(state[0]), np.array(state[1]), state[2]
@@ -237,7 +237,7 @@ def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
     too much.
     """
     rng, limits, judged = np.random.default_rng(7), FR3, 0
-    for _ in range(80):
+    for _ in range(200):
         q = rng.uniform(limits.q_min, limits.q_max)
         v = rng.uniform(-0.3, 0.3, 7)
         joint, room = rng.integers(7), 10 ** rng.uniform(-5, -2)
@@ -253,7 +253,7 @@ def test_a_stop_that_is_called_gentle_can_be_made_inside_the_range():
             angles <= np.maximum(limits.q_max, braking_position(q, v, np.zeros(7), limits)) + 1e-9
         ).all()
         judged += 1
-    assert judged > 20
+    assert judged > 50
 
 
 def peaks(spline, limits):

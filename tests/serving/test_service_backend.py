@@ -132,25 +132,25 @@ def test_a_token_is_shown_in_either_scheme_and_its_lack_is_named(serve, connect)
             connect(port, token=token).infer(request())
 
 
-def test_sixteen_clients_get_their_own_chunks(serve, connect):
+def test_sixty_four_clients_get_their_own_chunks(serve, connect):
     server = serve()
     wrong = []
 
     def one(number: int) -> None:
-        q = np.full(7, number / 16)
+        q = np.full(7, number / 64)
         service = connect(server.port)
         for _ in range(3):
             if not np.allclose(service.infer(request(q_rad=q)).action[0, :7], q, atol=1e-6):
                 wrong.append(number)
         service.close()
 
-    threads = [threading.Thread(target=one, args=(i,)) for i in range(16)]
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(64)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not wrong
-    assert server.metrics.requests["ok"] == 48
+    assert server.metrics.requests["ok"] == 192
 
 
 def test_closing_leaves_neither_a_thread_nor_a_connection(serve, connect):

@@ -327,7 +327,7 @@ def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path, 
 
 
 def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path, monkeypatch):
-    settings, worker, _ = explored
+    settings, worker, episode = explored
     own, answers = EngineBackend.infer, []
 
     def infer(self, request):
@@ -345,6 +345,8 @@ def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path,
     run._iterate(InlineCrew(ended))  # without a group
     (line,) = read_curve(tmp_path / "rollouts.jsonl")
     assert (line["unusable"], line["groups"], line["gain"]) == (1, 0, 0)
+    run._iterate(InlineCrew(without_difference(episode)))
+    assert read_curve(tmp_path / "rollouts.jsonl")[-1]["unusable"] == 0
 
 
 def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_path):

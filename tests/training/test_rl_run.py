@@ -143,8 +143,8 @@ def test_two_workers_in_this_process_learn_the_same_as_one(tmp_path, monkeypatch
     monkeypatch.setattr(controller, "cluster", lambda address, workers: nullcontext())
     monkeypatch.setattr(controller, "_FILMS", 1)
     model = str(embedded_checkpoint("droid", "panda", "pick"))
-    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 0.1}
-    config = RLConfig(episodes=1, pairs=1, steps=2, batch=3, evaluate_episodes=1, staleness=1)
+    options = {"model": model, "tasks": "pick", "conditions": "mount=4", "duration": 0.6}
+    config = RLConfig(episodes=2, pairs=1, steps=2, batch=6, evaluate_episodes=1, staleness=1)
 
     def learn(folder: Path, workers: int, until: int) -> None:
         run = ReinforcementLearning(make_settings(options), folder, config)
@@ -153,7 +153,7 @@ def test_two_workers_in_this_process_learn_the_same_as_one(tmp_path, monkeypatch
     one, two = tmp_path / "one", tmp_path / "two"
     learn(one, 1, 2)
     monkeypatch.setattr(ReinforcementLearning, "_film", lambda *_: None)  # nothing is learnt of it
-    learn(two, 1, 1)
+    learn(two, 2, 1)
     learn(two, 2, 2)
     require_equal(one, two)
     assert (one / "checkpoint/transformer").is_dir()
