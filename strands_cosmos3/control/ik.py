@@ -30,6 +30,7 @@ from strands_cosmos3.checks import (
     typed,
 )
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
+from strands_cosmos3.control.avoidance import avoidance_limits
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds, at_bound, look_ahead
@@ -61,7 +62,6 @@ _QP_DAMPING = 1e-9
 POSTURE_GAIN = 0.1  # share of the distance to the posture that a row covers in the null space
 _POSTURE_STEP_RAD = 0.015  # the most that it covers
 _POSTURE_COST = 1e-3  # its square lies far above the damping and far below the pose's weight
-_DETECTION_M = 0.15  # about the distance that one joint moves the hand in a control step
 _BY_ROW = ("q_rad", "residual_m", "residual_rad", "clamped", "iterations")
 _FRAME_TYPES = ("body", "site", "geom")
 
@@ -165,7 +165,9 @@ class MinkIKBridge:
         method: ``"auto"`` tries a fast damped least-squares solver first; ``"mink"`` uses the
             quadratic program only.
         avoid_collisions: Pairs of groups of geoms (names or ids) to keep ``min_distance_m`` apart,
-            e.g. ``[(arm, ["table"])]``. They imply ``method="mink"``.
+            e.g. ``[(arm, ["table"])]``, whatever their masks and exclusions say. They imply
+            ``method="mink"``. A group that is paired with itself means its links among each other,
+            without those that touch by design.
         check_collisions: Whether to check each row against the arm's own links and what is static
             in the model, and to avoid a collision or stop the arm ahead of it
             (:mod:`strands_cosmos3.control.collision_check`).
@@ -181,7 +183,7 @@ class MinkIKBridge:
     Raises:
         FrameError: The model has no such frame, or no joint moves it.
         ConfigError, UnknownNameError: The limits do not fit the model's joints, or there is no such
-            table or solver.
+            table or solver; or a pair cannot be kept apart, and the message names it.
     """
 
     @typed()
@@ -237,7 +239,14 @@ class MinkIKBridge:
         frozen = np.setdiff1d(np.arange(int(model.nv)), dof_address).tolist()
         self._frozen: list[mink.Task] = [mink.DofFreezingTask(model, frozen)] if frozen else []
         if avoid_collisions:
-            self._mink_limits.append(_collision_limit(model, avoid_collisions, min_distance_m))
+            groups = [
+                (
+                    [_geom_id(model, geom) for geom in first],
+                    [_geom_id(model, geom) for geom in second],
+                )
+                for first, second in avoid_collisions
+            ]
+            self._mink_limits += avoidance_limits(model, self._joints, groups, min_distance_m)
         self.collisions = CollisionCheck.of(model, self._joints) if check_collisions else None
         self._lm = LevenbergMarquardt(
             model, [self.frame], self.q_address, self.dof_address, [self.rotation_m]
@@ -536,27 +545,6 @@ def configurations(q: F64, q_address: NDArray[np.intp], q_rad: F64) -> F64:
     rows = np.repeat(q[None], len(q_rad), axis=0)
     rows[:, q_address] = q_rad
     return rows
-
-
-def _collision_limit(
-    model: mujoco.MjModel,
-    groups: Sequence[tuple[Sequence[str | int], Sequence[str | int]]],
-    distance_m: float,
-) -> mink.CollisionAvoidanceLimit:
-    """mink's limit with a detection distance so large that no iteration can cross ``distance_m``
-    unnoticed.
-    """
-    pairs = [
-        ([_geom_id(model, geom) for geom in first], [_geom_id(model, geom) for geom in second])
-        for first, second in groups
-    ]
-    least = float(finite_array(distance_m, "min_distance_m", ()))
-    return mink.CollisionAvoidanceLimit(
-        model,
-        pairs,
-        minimum_distance_from_collisions=least,
-        collision_detection_distance=least + _DETECTION_M,
-    )
 
 
 def _geom_id(model: mujoco.MjModel, geom: str | int) -> int:
