@@ -483,7 +483,7 @@ def encode_reply(
     bare: bool,
 ) -> Any:
     """Return the reply to a message that :func:`decode_request` read: a map, or for a ``bare`` one
-    only the rows. Errors: as :func:`encode_rows`.
+    only the rows. Time is the first axis of every array. Errors: as :func:`encode_rows`.
 
     ``times_ms`` are of this inference and of the connection's previous request, if there was one.
     """
@@ -494,7 +494,8 @@ def encode_reply(
     timing = {name: time_ms for name, time_ms in timing.items() if time_ms is not None}
     reply: dict[str, Any] = {"action": rows, "actions": rows, "server_timing": timing}
     if chunk.quantiles is not None and rows.shape[1] == len(chunk.quantiles[0]):
-        reply[QUANTILES] = np.stack(chunk.quantiles)
+        # not an array: openpi's ActionChunkBroker takes every array's first axis for time
+        reply[QUANTILES] = [figures.tolist() for figures in chunk.quantiles]
     if isinstance(request_id := message.get(REQUEST_ID), int | float | str | np.number):
         reply[REQUEST_ID] = request_id
     return reply
@@ -596,7 +597,9 @@ def _video(value: Any) -> NDArray[np.uint8] | None:
 
 
 def _quantiles(value: Any, space: ActionSpace) -> tuple[F64, F64] | None:
-    """The q01 and q99 that normalised rows are in units of, if the server states them."""
+    """The q01 and q99 that normalised rows are in units of, from two lists or an array [2, D],
+    if the server states them.
+    """
     if value is None or not space.normalized:
         return None
     try:

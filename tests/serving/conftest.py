@@ -20,9 +20,14 @@ def serve() -> Iterator[Callable[..., PolicyServer]]:
     """serve(backend, **config): a server in this process, stopped at the end."""
     started: list[PolicyServer] = []
 
-    def start(backend: Any = None, action_space: str = "joint_pos", **config: Any) -> PolicyServer:
+    def start(
+        backend: Any = None,
+        action_space: str = "joint_pos",
+        embodiment: str = "droid",
+        **config: Any,
+    ) -> PolicyServer:
         own = {name: config.pop(name, None) for name in ("warm_up_message", "libero")}
-        policy = ServedPolicy(backend or Echo(), "droid", action_space, **own)
+        policy = ServedPolicy(backend or Echo(), embodiment, action_space, **own)
         server = PolicyServer(policy, ServerConfig(**{"port": 0, "grace_s": 5.0, **config}))
         server.__enter__()
         started.append(server)

@@ -19,7 +19,7 @@ import pytest
 
 from helpers.environments import environment
 from helpers.serving import Echo, request, until
-from strands_cosmos3.backends.base import BackendInfo
+from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.service import ServiceBackend
 from strands_cosmos3.errors import (
     ServiceChunkError,
@@ -29,6 +29,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
+from strands_cosmos3.types import ActionChunk
 
 pytestmark = pytest.mark.peers
 PEERS = ("openpi-client==0.1.2", "openpi-server==0.1.0", "typing_extensions", "numpy<2")
@@ -100,6 +101,29 @@ def test_openpi_client_is_served(serve, peer: str, token: tuple[str, ...]):
     assert set(second["timing"]) == {"infer_ms", "prev_total_ms"}
     assert "observation/joint_position" in error["error"]
     assert "Traceback" not in error["error"]
+
+
+class Tuned(Backend):
+    """Answers rows that count up, with statistics of its own."""
+
+    info = BackendInfo(name="tuned")
+
+    def infer(self, request):
+        columns = np.linspace(-0.9, 0.9, request.action_space.width)
+        rows = columns + 0.01 * np.arange(request.n_rows)[:, None]
+        own = (np.full(len(columns), -1.0), np.full(len(columns), 1.0))
+        return ActionChunk(rows, request.action_space, request.embodiment, quantiles=own)
+
+
+@pytest.mark.parametrize("domain", ["bridge", "umi", "fractal", "robomind-franka-dual", "libero"])
+def test_openpi_s_broker_plays_a_chunk_to_its_end(serve, peer: str, domain: str):
+    server = serve(Tuned(), "midtrain", domain)
+    rows = [
+        json.loads(line) for line in run(peer, "openpi_broker.py", server.port, 12).splitlines()
+    ]
+    columns = np.linspace(-0.9, 0.9, len(rows[0]))
+    expected = columns + 0.01 * np.array([*range(12), 0])[:, None]
+    np.testing.assert_allclose(rows, expected, atol=1e-6)
 
 
 @pytest.mark.slow

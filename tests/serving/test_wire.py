@@ -4,6 +4,7 @@ error that names them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from helpers.serving import DROID, JOINT_POS, MIDTRAIN, POSE_ABS, Echo, T, picture, request
 from strands_cosmos3.actions.rotations import se3, so3_exp
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import get_embodiment, list_embodiments
 from strands_cosmos3.errors import (
     ActionSpaceError,
     BackendError,
@@ -261,25 +262,53 @@ def test_other_domains_travel_in_their_own_columns(name):
         assert got.action_space == space
 
 
+def bare_request(embodiment) -> Request:
+    """One without a state."""
+    space = embodiment.action_space()
+    return Request(embodiment, space, "", n_rows=12, q_rad=None, gripper=0.5)
+
+
 def test_quantiles_of_a_checkpoint_travel_with_its_own_columns():
-    embodiment = get_embodiment("umi")
-    asked = Request(
-        embodiment=embodiment,
-        action_space=embodiment.action_space(),
-        instruction="",
-        n_rows=2,
-        q_rad=None,
-        gripper=0.5,
-    )
-    reply = {
-        "action": np.zeros((2, 10), np.float32),
-        wire.QUANTILES: np.stack([-np.ones(10), np.ones(10)]),
-    }
-    got = wire.decode_reply(reply, asked, 1)
-    assert got.quantiles is not None
-    np.testing.assert_array_equal(got.quantiles[1], 1)
-    with pytest.raises(ServiceUnreadableError, match="quantiles"):
-        wire.decode_reply({**reply, wire.QUANTILES: np.zeros(3)}, asked, 1)
+    """As lists; an array is what earlier servers of ours send."""
+    asked = bare_request(get_embodiment("umi"))
+    rows, figures = np.zeros((2, 10)), (-np.ones(10), np.linspace(1, 2, 10))
+    chunk = ActionChunk(rows, asked.action_space, asked.embodiment, quantiles=figures)
+    sent = decode(encode(wire.encode_reply(chunk, asked, {}, (1.0, None), bare=False)))
+    for reply in (sent, sent | {wire.QUANTILES: np.stack(figures)}):
+        np.testing.assert_array_equal(wire.decode_reply(reply, asked, 1).quantiles, figures)
+    for wrong in (np.zeros(3), [[0.0] * 10], [[0.0] * 10, ["x"] * 10], {"q01": [0.0] * 10}):
+        with pytest.raises(ServiceUnreadableError, match="quantiles"):
+            wire.decode_reply({**sent, wire.QUANTILES: wrong}, asked, 1)
+
+
+def sliced(reply: object, step: int) -> object:
+    """What openpi-client 0.1.2's ActionChunkBroker answers at a step: every array's row, at any
+    depth.
+    """
+    if isinstance(reply, Mapping):
+        return {key: sliced(value, step) for key, value in reply.items()}
+    if isinstance(reply, list | tuple):
+        return [sliced(value, step) for value in reply]
+    return reply[step, ...] if isinstance(reply, np.ndarray) else reply
+
+
+@pytest.mark.parametrize("name", list_embodiments())
+def test_every_array_of_a_reply_is_a_row_for_each_step(name):
+    embodiment = get_embodiment(name)
+    if not embodiment.action_space().columns:
+        with pytest.raises(ActionSpaceError, match=name):
+            wire.wire_space(embodiment, None)
+        return
+    names = [limb.name for limb in embodiment.limbs]
+    asked = replace(bare_request(embodiment), limb_poses=dict.fromkeys(names, T))
+    columns = np.linspace(-0.9, 0.9, asked.action_space.width)
+    rows = columns + np.linspace(0.0, 0.1, 12)[:, None]
+    own = (-np.ones_like(rows[0]), np.ones_like(rows[0]))
+    chunk = ActionChunk(rows, asked.action_space, embodiment, fps=10, quantiles=own)
+    message = {wire.REQUEST_ID: np.int64(7)}
+    reply = decode(encode(wire.encode_reply(chunk, asked, message, (1.0, 2.0), bare=False)))
+    for step in range(12):
+        np.testing.assert_array_equal(sliced(reply, step)["actions"], reply["actions"][step])
 
 
 @pytest.mark.parametrize(
