@@ -23,7 +23,8 @@ class DistributedBackend(EngineBackend):
     If a rank dies or hangs, every process is ended within seconds and the call raises a
     ``RanksError``; the next call starts new processes. ``options.parallel`` gives their number;
     ``action_space`` is for a checkpoint that does not state it. ``replica`` is (number, count)
-    where several such backends share this machine's cores and GPUs; see :func:`replicas`.
+    where several such backends share this machine's cores and GPUs; see :func:`replicas`. ``name``
+    is what the backend calls itself in metrics and messages.
 
     Raises:
         ConfigError: The degrees do not fit the transformer or the available GPUs. Nothing was
@@ -38,6 +39,7 @@ class DistributedBackend(EngineBackend):
         action_space: str | None = None,
         timeouts: RankTimeouts = RankTimeouts(),
         replica: tuple[int, int] = (0, 1),
+        name: str = "distributed",
     ):
         parallel = options.parallel
         device = resolve_device(options.engine)
@@ -61,7 +63,7 @@ class DistributedBackend(EngineBackend):
         engine = RankGroupEngine.from_pretrained(
             as_path(model, "distributed"), parallel, rank, timeouts
         )
-        super().__init__(engine, options, "distributed")
+        super().__init__(engine, options, name)
 
 
 def replicas(
@@ -70,13 +72,16 @@ def replicas(
     options: BackendOptions = BackendOptions(),
     action_space: str | None = None,
     timeouts: RankTimeouts = RankTimeouts(),
+    name: str = "distributed",
 ) -> list[DistributedBackend]:
-    """Start ``count`` backends that answer side by side; each loads the weights. Errors: as
-    :class:`DistributedBackend`.
+    """Start ``count`` backends that answer side by side; each loads the weights. Arguments and
+    errors: as :class:`DistributedBackend`.
     """
     with ThreadPoolExecutor(count) as pool:
         starting = [
-            pool.submit(DistributedBackend, model, options, action_space, timeouts, (number, count))
+            pool.submit(
+                DistributedBackend, model, options, action_space, timeouts, (number, count), name
+            )
             for number in range(count)
         ]
     for future in starting:

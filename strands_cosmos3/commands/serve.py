@@ -197,7 +197,7 @@ class ServeCommand:
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
         with needed_by("serve"):
             from strands_cosmos3.backends.distributed import replicas
-        return replicas(count, model, policy.for_backend, policy.action_space, timeouts)
+        return replicas(count, model, policy.for_backend, policy.action_space, timeouts, name)
 
     def _banner(self, name: str, port: int) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

@@ -23,9 +23,14 @@ from strands_cosmos3.actions.rotations import quaternion_to_matrix, se3, so3_exp
 from strands_cosmos3.backends import make_backend  # noqa: E402
 from strands_cosmos3.backends.distributed import replicas  # noqa: E402
 from strands_cosmos3.backends.service import ServiceBackend  # noqa: E402
+from strands_cosmos3.cli import main  # noqa: E402
+from strands_cosmos3.engine.engine import Cosmos3Engine  # noqa: E402
+from strands_cosmos3.errors import ConfigError  # noqa: E402
 from strands_cosmos3.parallel.group import RankTimeouts  # noqa: E402
+from strands_cosmos3.parallel.rank_engine import RankGroupEngine  # noqa: E402
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient  # noqa: E402
 from strands_cosmos3.serving.codec import decode, encode  # noqa: E402
+from strands_cosmos3.serving.server import PolicyServer  # noqa: E402
 from strands_cosmos3.types import Request  # noqa: E402
 
 QUICK = backend_options(device="cpu", num_steps=2, guidance_scale=3.0, image_size=256)
@@ -72,6 +77,32 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
         )
         np.testing.assert_allclose(there.action[:, 7], poses.gripper, atol=1e-5)
     native.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "backend"),
+    [
+        ((), "native"),  # one process of its own
+        (("--replicas", "2"), "native"),
+        (("--replicas", "0"), "native"),  # in the server's process
+        (("--backend", "distributed"), "distributed"),
+        (("--tp", "2"), "distributed"),
+    ],
+)
+def test_metrics_name_the_backend_that_was_asked_for(tmp_path, monkeypatch, flags, backend):
+    said: list[str] = []
+
+    def end(server: PolicyServer, ready: object):
+        said.append(server.metrics.text())
+        raise ConfigError("not started")
+
+    monkeypatch.setattr(PolicyServer, "run", end)
+    in_process = lambda model, *_: Cosmos3Engine.from_pretrained(model, device="cpu")  # noqa: E731
+    monkeypatch.setattr(RankGroupEngine, "from_pretrained", in_process)
+    folder = write_checkpoint(tmp_path / "tiny", action_space="joint_pos")
+    command = ["serve", "--model", str(folder), "--device", "cpu", "--port", "0", *flags]
+    assert main(command) == 2
+    assert f'backend="{backend}"' in said[0]
 
 
 def test_a_killed_inference_process_costs_one_request_and_is_replaced(
