@@ -9,7 +9,7 @@ diffusion_step_policy`` in ``transformer/config.json``, as diffusers 0.42.1
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -118,13 +118,14 @@ class EightBit:
     """How a checkpoint stores some of its weights.
 
     Args:
-        family: Their type. scales: By the name of a weight. policy: None rounds the activations of
-            every step.
+        family: Their type. scales: By the name of a weight. policy: None is the same at every step.
+        weights_only: Whether activations are never rounded (W8A16).
     """
 
     family: Family
     scales: Mapping[str, StoredScale] = field(repr=False)
     policy: StepPolicy | None = None
+    weights_only: bool = False
 
     @property
     def dtype(self) -> str:
@@ -134,7 +135,7 @@ class EightBit:
     def renamed(self, names: Mapping[str, str]) -> EightBit:
         """The same under other names, new -> old; the others are left out."""
         scales = {new: self.scales[old] for new, old in names.items() if old in self.scales}
-        return EightBit(self.family, scales, self.policy)
+        return replace(self, scales=scales)
 
     def changed(self, names: Mapping[str, object]) -> EightBit:
         """The same with other numbers in some weights: these get new scales when they are
@@ -144,4 +145,4 @@ class EightBit:
             name: StoredScale(None, scale.activation) if name in names else scale
             for name, scale in self.scales.items()
         }
-        return EightBit(self.family, scales, self.policy)
+        return replace(self, scales=scales)

@@ -95,7 +95,7 @@ class Quantization:
         if self._packs(device):
             return PackedInt8Linear(bias, stored)
         layer = (Fp8Linear if self.scheme == "fp8" else Int8Linear)(bias, stored)
-        layer.a16 = self.scheme == "int8-weights"
+        layer.a16 = self.scheme == "int8-weights" or bool(self.stored and self.stored.weights_only)
         return layer
 
     def require_kernels(

@@ -28,6 +28,7 @@ from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.convert import convert
+from strands_cosmos3.engine.formats.eight_bit import Quantised
 from strands_cosmos3.engine.formats.inspect import inspect, lines_of
 from strands_cosmos3.engine.options import QUANTIZE, EngineOptions
 from strands_cosmos3.engine.precision import EightBit, StepPolicy, StoredScale
@@ -40,6 +41,7 @@ from strands_cosmos3.engine.quantised import (
     QuantizedLinear,
     linears,
 )
+from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.engine.weights import checkpoint_key, parameter_shapes
 from strands_cosmos3.errors import ConfigError, LayoutError, UnknownNameError
 from strands_cosmos3.evaluation.settings import make_settings
@@ -155,6 +157,61 @@ def test_w8a16_is_diffusers_linear_to_the_bit(dtype):
     theirs = stand_in(nn.Linear(64, 48, bias=False), weight)
     with torch.inference_mode():
         assert torch.equal(layer(x), _w8a16_linear(theirs, x, "x"))
+
+
+def test_a_changed_weight_with_a_fixed_scale_of_the_input_has_one_scale():
+    """Its rows are of different sizes; the product knows one number for all of them."""
+    weight, x = drawn(48, 64) * torch.logspace(-1, 1, 48)[:, None], drawn(16, 64, seed=1)
+    layer = filled(Fp8Linear(None), weight, None, 0.02)
+    scale = weight.abs().max() / 448
+    small = (weight / scale).to(E4M3).float() * scale
+    seen = (x / 0.02).clamp(-448, 448).to(E4M3).float() * 0.02
+    with torch.inference_mode():
+        for a16, given in ((False, seen), (True, x)):
+            layer.a16 = a16
+            assert apart(layer(x), F.linear(given, small)) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("index", "rows"),
+    [
+        ((), [0, 1, 2, 3]),
+        ((slice(1, 3), slice(0, 1)), [1, 2]),
+        ((slice(0, 4, 2),), [0, 2]),
+        ((slice(None), slice(1, 2)), [0, 1, 2, 3]),
+        (2, 2),
+    ],
+    ids=str,
+)
+def test_scales_follow_the_rows_of_a_part(index, rows):
+    each, one = StoredScale(torch.arange(4.0)), StoredScale(torch.ones(1))
+    assert each.part(index).tolist() == rows
+    assert one.part(index).tolist() == [1.0]
+    assert StoredScale().part(index) is None
+
+
+def test_the_error_of_a_weight_is_of_all_its_rows():
+    """More rows than are compared at once, of which those in the middle are the worst rounded."""
+    weight = drawn(1300, 16)
+    weight[600:700, 0] = 40.0
+    weights = Held({"w": weight})
+    source = Quantised(weights, frozenset({"w"}))
+    ((_, small),) = source.parts({"w": ("w", ())})
+    kept = small.float() * (weight.abs().amax(1, keepdim=True) / 127)
+    assert source.errors["w"] == pytest.approx(apart(kept, weight), rel=1e-4)
+
+
+class Held(WeightSource):
+    """Weights in memory."""
+
+    def __init__(self, tensors):
+        self.tensors, self.folder = tensors, Path("held")
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        self.dtypes = dict.fromkeys(tensors, "F32")
+
+    def parts(self, requests):
+        for key, (name, index) in requests.items():
+            yield key, self.tensors[name][index] if index != () else self.tensors[name]
 
 
 def test_fp8_without_a_scale_of_the_input_measures_each_token():
@@ -504,6 +561,16 @@ def test_without_a_policy_every_step_is_in_w8a8(checkpoints, tmp_path):
         assert 1e-3 < apart(model.step(whole)["action"], other.step(whole)["action"]) < 1
 
 
+def rewritten(folder, change):
+    """The folder with the weights that ``change`` makes of its own, in one file."""
+    weights = change(formats.weights_of(folder))
+    path = folder / "transformer/diffusion_pytorch_model.safetensors"
+    for old in path.parent.glob("*safetensors*"):
+        old.unlink()
+    save_file(weights, path)
+    return folder
+
+
 def edited(folder, name, **changes):
     path = folder / name
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -568,6 +635,16 @@ def test_fp8_as_other_tools_write_it(checkpoints, stored, tmp_path):
         ("hf_quant_config.json", {"config_groups": []}, None),
         ("hf_quant_config.json", {"config_groups": [1]}, "JSON objects"),
         ("hf_quant_config.json", {"runtime": {"kv_cache": 1}}, "kv_cache"),
+        ("hf_quant_config.json", {"quant_algo": "fp8", "quant_method": "ModelOpt"}, None),
+        ("hf_quant_config.json", {"quantization": {"quant_type": "Fp8"}}, None),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "int8"}}, "'FP8' and 'INT8'"),
+        ("hf_quant_config.json", {"quant_method": "strands_cosmos3"}, "contradict each other"),
+        ("hf_quant_config.json", {"quant_algo": None}, "config.json: quantization_config must"),
+        ("hf_quant_config.json", {"runtime": {"diffusion_step_policy": None}}, None),
+        ("hf_quant_config.json", {"runtime": {"other": None}}, None),
+        ("hf_quant_config.json", {"kv_cache_quant_algo": None}, None),
+        ("hf_quant_config.json", {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo = 'FP8'"),
+        ("hf_quant_config.json", {"config_groups": {"g": {"weights": None}}}, "how its weights"),
         ("transformer/config.json", {"quantization_config": "FP8"}, "JSON objects"),
     ],
     ids=str,
@@ -578,6 +655,112 @@ def test_what_a_config_may_say(stored, tmp_path, name, changes, message):
     report = inspect(folder)
     assert (report["verdict"] == "LayoutError") == (message is not None)
     assert (message or "") in report.get("problem", "")
+
+
+def test_policies_of_two_files_have_to_agree(stored, tmp_path):
+    """A window that rounds as the others do is the same as none; another count is not."""
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
+    for count, problem in ((3, None), (2, "hf_quant_config.json and")):
+        named = policy(first_steps=window(count), overlap="a16")
+        edited(folder, "hf_quant_config.json", runtime={"diffusion_step_policy": named})
+        report = inspect(folder)
+        assert (report["verdict"] == "LayoutError") == (problem is not None)
+        assert (problem or "") in report.get("problem", "")
+    assert "transformer/config.json: quantization_config contradict" in report["problem"]
+
+
+def without_input_scales(weights):
+    return {name: w for name, w in weights.items() if not name.endswith("input_scale")}
+
+
+@pytest.mark.parametrize("group", [{}, {"input_activations": None}, {"input_activations": {}}])
+def test_a_file_that_rounds_weights_alone(checkpoints, stored, tmp_path, group):
+    """ModelOpt's weight-only FP8 is the product of the dequantised weights, at every step."""
+    folder, plain = formats.modelopt_fp8(checkpoints["silu"], tmp_path / "c", None)
+    groups = {"group_0": {"weights": NUMBERS, "targets": ["Linear"], **group}}
+    edited(folder, "hf_quant_config.json", config_groups=groups)
+    assert "config_groups state that activations are not rounded" in inspect(folder)["problem"]
+    rewritten(folder, without_input_scales)
+    whole = asked(plain, num_inference_steps=1)
+    with loaded(folder) as model, loaded(plain) as other:
+        assert sum(isinstance(m, Fp8Linear) for m in model.transformer.modules()) > 20
+        assert torch.equal(model.step(whole)["action"], other.step(whole)["action"])
+    assert "every step in W8A16" in "\n".join(lines_of(inspect(folder)))
+    edited(folder, "hf_quant_config.json", runtime={"diffusion_step_policy": policy()})
+    assert "config_groups state that none are" in inspect(folder)["problem"]
+
+
+def test_groups_that_differ_are_refused(stored, tmp_path):
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
+    other = {"weights": NUMBERS, "targets": ["Linear"]}
+    edited(folder, "hf_quant_config.json", config_groups={**GROUPS, "group_1": other})
+    assert "input_activations is True and False" in inspect(folder)["problem"]
+
+
+def without_one_input_scale(weights):
+    return {name: w for name, w in weights.items() if name != "layers.1.mlp.up_proj.input_scale"}
+
+
+def with_buffer(name):
+    return lambda weights: {**weights, name: torch.ones(())}
+
+
+def in_float32(weights):
+    """As a model is saved whose quantizers were never packed."""
+    plain = {name: w for name, w in weights.items() if not name.endswith("_scale")}
+    return {name: w.float() for name, w in plain.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("fp8", without_one_input_scale, "lacks layers.1.mlp.up_proj.input_scale"),
+        ("fp8", in_float32, "stores no weight as F8_E4M3"),
+        ("int8", in_float32, "stores no weight as I8"),
+        *(
+            ("fp8", with_buffer(f"layers.0.self_attn.to_q.{name}"), f"to_q.{name}")
+            for name in (
+                "input_quantizer._pre_quant_scale",
+                "input_quantizer.pre_quant_scale",
+                "input_quantizer._amax_for_smoothing",
+                "weight_quantizer._scale",
+                "weight_quantizer._bias_value",
+                "pre_quant_scale",
+            )
+        ),
+        ("int8", with_buffer("layers.0.self_attn.to_q.input_scale"), "to_q.input_scale"),
+    ],
+)
+def test_tensors_that_contradict_the_config_are_named(stored, tmp_path, family, change, message):
+    folder = rewritten(Path(shutil.copytree(stored[family], tmp_path / "c")), change)
+    report = inspect(folder)
+    assert report["verdict"] == "WeightsError"
+    assert message in report["problem"]
+    assert "\n" not in report["problem"]
+
+
+def test_a_type_that_is_not_the_stated_one_is_named(stored, tmp_path):
+    folder = Path(shutil.copytree(stored["int8"], tmp_path / "c"))
+    formats.write_json(
+        folder / "hf_quant_config.json", {"quant_method": "modelopt", "quant_algo": "FP8"}
+    )
+    config = json.loads((folder / "transformer/config.json").read_text())
+    del config["quantization_config"]
+    formats.write_json(folder / "transformer/config.json", config)
+    report = inspect(folder)
+    assert report["verdict"] == "WeightsError"
+    assert "as I8, and its config states FP8, which is F8_E4M3" in report["problem"]
+
+
+def test_amax_of_any_quantizer_is_skipped(stored, tmp_path):
+    names = [
+        f"layers.0.mlp.up_proj.{kind}_quantizer._amax" for kind in ("input", "weight", "output")
+    ]
+    folder = rewritten(
+        Path(shutil.copytree(stored["fp8"], tmp_path / "c")),
+        lambda weights: weights | {name: torch.ones(1) for name in names},
+    )
+    assert sorted(inspect(folder)["skipped"]["names"]) == sorted(names)
 
 
 @pytest.mark.parametrize(
@@ -591,6 +774,8 @@ def test_what_a_config_may_say(stored, tmp_path, name, changes, message):
         ("fp8", "input_scale", lambda s: s * -1),
         ("fp8", "input_scale", lambda s: s.repeat(2)),
         ("fp8", "weight_scale", lambda s: s.repeat(2)),
+        ("fp8", "weight_scale", lambda s: s.repeat(64)),  # one a row, and one of a column
+        ("fp8", "weight_scale", lambda s: s.repeat(64)[:, None]),
         ("int8", "weight_scale", lambda s: s[1:].clone()),
         ("int8", "weight_scale", lambda s: s[:, None].clone()),
     ],

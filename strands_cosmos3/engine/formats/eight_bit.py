@@ -2,10 +2,11 @@
 the INT8 that ``checkpoint convert --quantize int8`` writes.
 
 Beside each weight stand ``weight_scale``, with which it is multiplied, and for FP8
-``input_scale``; buffers of ModelOpt's quantizers are skipped. What they mean is stated in
+``input_scale``. Of the buffers of ModelOpt's quantizers ``_amax`` is skipped, since the scales were
+made of it; any other changes what is computed, and is refused. What the numbers mean is stated in
 ``hf_quant_config.json``, plain or nested, and in ``quantization_config`` of
-``transformer/config.json``; all that is stated is read. Other packings (NVFP4, block FP8, W4A16)
-are refused.
+``transformer/config.json``; all that is stated is read, and has to agree. Other packings (NVFP4,
+block FP8, W4A16) are refused.
 
 Source of FP8: cosmos-framework 5eee9ed5 ``utils/generator/quantization.py``, ModelOpt's
 ``hf_quant_config.json``, diffusers 0.42.1 ``NVIDIAModelOptConfig``.
@@ -41,6 +42,7 @@ from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
     read_config,
+    readable,
 )
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import shown
@@ -51,7 +53,9 @@ OURS = "strands_cosmos3"
 """The ``quant_method`` of files that this package writes."""
 _CONFIG = CONFIG_FILES["transformer"]
 _FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
+_POLICY = "diffusion_step_policy"
 _QUANTIZERS = "_quantizer."
+_KNOWN_BUFFERS = ("_quantizer._amax",)  # the largest numbers, of which the scales were made
 _FAMILIES: Mapping[str, Family] = {"modelopt": "fp8", OURS: "int8"}
 _SINGLE = ((), (1,), (1, 1))  # shapes of one number
 _ROWS = 512  # of a weight that are compared at once
@@ -87,42 +91,82 @@ class EightBitLayout(Layout):
         return config
 
     def weights(self) -> WeightSource:
-        family, policy = self._stated()
         files = WeightFiles(self.root / "transformer", self.root)
-        weights = Dequantized(files, family, policy)
+        weights = Dequantized(files, *self._stated())
         names, skipped = renamed(weights.shapes, "")
         self.skipped = (*weights.skipped, *skipped)
         return Renamed(weights, names)
 
-    def _stated(self) -> tuple[Family, StepPolicy | None]:
-        """The type of the weights, and the precision of each step."""
-        method = algorithm = policy = None
-        for name, stated in stated_blocks(self.root).items():
+    def _stated(self) -> tuple[Family, StepPolicy | None, bool | None]:
+        """The type of the weights, the precision of each step, and whether activations are
+        rounded at all; None is not stated.
+        """
+        blocks = stated_blocks(self.root)
+        facts: dict[str, tuple[Any, Path]] = {}
+        for name, stated in blocks.items():
             where = self.root / name
-            for block in (stated, _part(_object(stated, where), "quantization", where)):
-                require_implemented(block, "quantization", where, _INSTEAD)
-                _check_groups(block, where)
-                maker = _part(block, "producer", where).get("name")
-                method = block.get("quant_method") or maker or method
-                algorithm = block.get("quant_algo") or block.get("quant_type") or algorithm
-                runtime = _part(block, "runtime", where)
-                require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
-                if runtime:
-                    policy = StepPolicy.parse(runtime[_POLICY], str(where))
+            for fact, value in _facts(stated, where):
+                known, place = facts.setdefault(fact, (value, where))
+                if known != value:
+                    raise LayoutError(
+                        f"{place} and {where} contradict each other: {fact} is {shown(known)} and "
+                        f"{shown(value)}. {_INSTEAD}"
+                    )
+        method, algorithm, policy, rounds = (
+            facts[name][0] if name in facts else None
+            for name in ("quant_method", "quant_algo", _POLICY, "input_activations")
+        )
         family = _FAMILIES.get(str(method))
-        if policy is not None and family != "fp8":
-            raise LayoutError(
-                f"{self.root}: {_POLICY} is for weights in FP8, not {shown(algorithm)}. {_INSTEAD}"
-            )
         if family is None or algorithm != family.upper():
             raise LayoutError(
-                f"{self.root}/{QUANTIZATION} does not say quant_method and quant_algo, got "
+                f"{self.root}: {' and '.join(blocks)} must state quant_method and quant_algo, got "
                 f"{shown(method)} and {shown(algorithm)}. {_INSTEAD}"
             )
-        return family, policy
+        if family != "fp8" and (policy, rounds) != (None, None):
+            named = "config_groups" if policy is None else _POLICY
+            raise LayoutError(
+                f"{self.root}: {named} is for weights in FP8, not {shown(algorithm)}. {_INSTEAD}"
+            )
+        if policy is not None and rounds is False:
+            raise LayoutError(
+                f"{self.root}: {_POLICY} names steps that round activations, and config_groups "
+                f"state that none are (input_activations is not set). {_INSTEAD}"
+            )
+        return family, policy, rounds
 
 
-_POLICY = "diffusion_step_policy"
+def _facts(stated: Any, where: Path) -> Iterator[tuple[str, Any]]:
+    """What a place states, also in the objects that it nests as ``quantization``: pairs of a name
+    and a value, of which the same name may come again.
+    """
+    block = _object(stated, where)
+    while block:
+        block = {name: _spelt(name, value) for name, value in block.items()}
+        require_implemented(block, "quantization", where, _INSTEAD)
+        maker = _part(block, "producer", where).get("name")
+        yield from _given("quant_method", block.get("quant_method") or maker)
+        yield from _given("quant_algo", block.get("quant_algo"))
+        yield from _given("quant_algo", block.get("quant_type"))
+        runtime = _part(block, "runtime", where)
+        require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
+        if runtime.get(_POLICY) is not None:
+            yield _POLICY, StepPolicy.parse(runtime[_POLICY], str(where))
+        for group in _part(block, "config_groups", where).values():
+            yield "input_activations", _rounds_activations(_object(group, where), where)
+        block = _part(block, "quantization", where)
+
+
+def _given(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if value:
+        yield name, value
+
+
+def _spelt(name: str, value: Any) -> Any:
+    """An option as it is usually spelt: ``FP8``, and ``modelopt``."""
+    if not isinstance(value, str):
+        return value
+    spelling = {"quant_algo": str.upper, "quant_type": str.upper, "quant_method": str.lower}
+    return spelling.get(name, str)(value)
 
 
 def _object(value: Any, where: Path) -> Mapping[str, Any]:
@@ -136,42 +180,56 @@ def _part(block: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]
     return _object(block.get(name) or {}, where)
 
 
-def _check_groups(block: Mapping[str, Any], where: Path) -> None:
-    for group in _part(block, "config_groups", where).values():
-        require_implemented(_object(group, where), "quantization.config_groups", where, _INSTEAD)
-        for part in ("weights", "input_activations"):
-            numbers = _part(group, part, where)
-            require_implemented(numbers, "quantization.numbers", where, _INSTEAD)
+def _rounds_activations(group: Mapping[str, Any], where: Path) -> bool:
+    """Whether a group of layers rounds its inputs as well as its weights."""
+    require_implemented(group, "quantization.config_groups", where, _INSTEAD)
+    weights, inputs = (_part(group, name, where) for name in ("weights", "input_activations"))
+    for numbers in (weights, inputs):
+        require_implemented(numbers, "quantization.numbers", where, _INSTEAD)
+    if not weights:
+        raise LayoutError(
+            f"{where}: a group in config_groups does not say how its weights are stored. {_INSTEAD}"
+        )
+    return bool(inputs)
 
 
 class Dequantized(WeightSource):
     """Weights of which some are stored in 8 bits, as float32: ``weight * weight_scale``.
 
+    Args:
+        rounds_activations: Whether the checkpoint states that inputs are rounded, too; None if it
+            does not say.
+
     Attributes:
-        quantized: Names of those that are.
+        quantized: Names of the weights in 8 bits.
         skipped: Names of the quantizers' buffers.
 
-    Raises WeightsError if a scale is missing, has another shape, or is not above zero.
+    Raises WeightsError if no weight is stored so, if a scale is missing, has another shape, is not
+    above zero, or contradicts what is stated, and for a buffer whose meaning is unknown.
     """
 
-    def __init__(self, source: WeightSource, family: Family, policy: StepPolicy | None):
+    def __init__(
+        self,
+        source: WeightSource,
+        family: Family,
+        policy: StepPolicy | None,
+        rounds_activations: bool | None = None,
+    ):
         self.source, self.sources, self.folder = source, (source,), source.folder
-        dtype = STORED_DTYPES[family]
-        self.quantized = tuple(sorted(k for k, stored in source.dtypes.items() if stored == dtype))
-        self.skipped = tuple(key for key in source.shapes if _QUANTIZERS in key)
+        self.quantized = self._stored_as(family)
+        self.skipped = self._known_buffers()
         of_weight = {f"{key}_scale": key for key in self.quantized}
-        of_input = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
+        of_input = self._input_scales(rounds_activations) if family == "fp8" else {}
         wrong = [name for name, key in of_weight.items() if not self._has_scale(name, key)]
-        wrong += [name for name in of_input if source.shapes.get(name, ()) not in _SINGLE]
+        wrong += [name for name in of_input if source.shapes[name] not in _SINGLE]
         if wrong:
             raise WeightsError(
                 f"{source.folder} has no single number {', '.join(wrong[:6])}; 8-bit weights need "
                 "their scales."
             )
-        present = [*of_weight, *(of_input.keys() & source.shapes.keys())]
         stored = {
             name: scale.float().reshape(-1)
-            for name, scale in source.parts({name: (name, ()) for name in present})
+            for name, scale in source.parts({n: (n, ()) for n in (*of_weight, *of_input)})
         }
         if wrong := [
             name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())
@@ -180,14 +238,58 @@ class Dequantized(WeightSource):
                 f"the scales of {', '.join(sorted(wrong)[:6])} are not positive numbers; download "
                 "it again."
             )
-        activations = {key: float(stored[n]) for n, key in of_input.items() if n in stored}
+        activations = {key: float(stored[name]) for name, key in of_input.items()}
         self._scales = {
             key: StoredScale(stored[name], activations.get(key)) for name, key in of_weight.items()
         }
-        self.eight_bit = EightBit(family, self._scales, policy)
+        self.eight_bit = EightBit(family, self._scales, policy, rounds_activations is False)
         aside = {*of_weight, *of_input, *self.skipped}
         self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
         self.dtypes = {**source.dtypes, **dict.fromkeys(self.quantized, "F32")}
+
+    def _stored_as(self, family: Family) -> tuple[str, ...]:
+        """Names of the weights that are stored in the type which is stated."""
+        dtype, dtypes = STORED_DTYPES[family], self.source.dtypes
+        if others := [k for k, d in dtypes.items() if d in STORED_DTYPES.values() and d != dtype]:
+            raise WeightsError(
+                f"{self.folder} stores {min(others)} as {dtypes[min(others)]}, and its config "
+                f"states {family.upper()}, which is {dtype}. {_INSTEAD}"
+            )
+        names = tuple(sorted(key for key, stored in dtypes.items() if stored == dtype))
+        if not names:
+            raise WeightsError(
+                f"{self.folder} stores no weight as {dtype}, and its config states "
+                f"{family.upper()}: its numbers were not rounded when it was saved. {_INSTEAD}"
+            )
+        return names
+
+    def _known_buffers(self) -> tuple[str, ...]:
+        """Names of the quantizers' buffers that change no result."""
+        buffers = tuple(key for key in self.source.shapes if _QUANTIZERS in key)
+        if unknown := [key for key in buffers if not key.endswith(_KNOWN_BUFFERS)]:
+            raise WeightsError(
+                f"{self.folder} holds {', '.join(map(readable, sorted(unknown)[:6]))}, which "
+                f"changes what its layers compute; of quantizers only _amax is known. {_INSTEAD}"
+            )
+        return buffers
+
+    def _input_scales(self, rounds_activations: bool | None) -> dict[str, str]:
+        """Name of an input's scale -> its weight's: of all weights in 8 bits, or of none."""
+        names = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
+        missing = [name for name in names if name not in self.source.shapes]
+        if rounds_activations is False and len(missing) < len(names):
+            raise WeightsError(
+                f"{self.folder} holds {min(names.keys() - missing)}, and config_groups state that "
+                f"activations are not rounded (input_activations is not set). {_INSTEAD}"
+            )
+        if len(missing) == len(names) and not rounds_activations:
+            return {}
+        if missing:
+            raise WeightsError(
+                f"{self.folder} lacks {', '.join(missing[:6])}; layers that round their inputs "
+                "need the scales of all of them. Download it again."
+            )
+        return names
 
     def _has_scale(self, name: str, key: str) -> bool:
         """Whether a weight's scale is one number, or for INT8 one a row."""

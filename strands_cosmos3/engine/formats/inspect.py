@@ -145,6 +145,8 @@ def _quantised(checkpoint: Checkpoint) -> dict[str, Any] | None:
     if stored is None:
         return None
     runs = "products are in 8 bits at every step"
+    if stored.weights_only:
+        runs = "weights alone, every step in W8A16"
     if (policy := stored.policy) is not None:
         runs = (
             f"the first {policy.first_steps} and the last {policy.last_steps} steps in W8A16 "
