@@ -38,6 +38,7 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observatio
 
 # how long a call under way is waited for, and how often it is told to end
 _CLOSE_S, _NUDGE_S = 10.0, 0.05
+_SAME_PLACE_RAD = 1e-3
 
 
 class Cosmos3Policy(Restorable, Policy):
@@ -85,7 +86,15 @@ class Cosmos3Policy(Restorable, Policy):
         UnknownNameError: An unknown embodiment, mode or backend; the message lists the valid ones.
     """
 
-    STATE = ("_calls", "_first_seed", "_first_call_s", "_timeline_s", "last_rollout")
+    STATE = (
+        "_calls",
+        "_first_seed",
+        "_first_call_s",
+        "_timeline_s",
+        "_path_rad",
+        "rtc_observed_delay_steps",
+        "last_rollout",
+    )
     default_backend: ClassVar[str] = "native"
     """Backend when no option names one: ``native``, or ``service`` for policies that a host makes
     by name.
@@ -216,6 +225,9 @@ class Cosmos3Policy(Restorable, Policy):
         self._first_call_s: float | None = None
         # motion time before the first of the last call's steps, and at the end of each
         self._timeline_s: F64 = np.zeros(1)
+        # the joint angles then; None where its rows are none
+        self._path_rad: F64 | None = None
+        self.rtc_observed_delay_steps = None
         self.last_rollout = {}
         if self._arm is not None:
             self._arm.reset()
@@ -334,7 +346,9 @@ class Cosmos3Policy(Restorable, Policy):
             self._mapping = self._mapping.commanding(units)
 
     def reset(self, seed: int | None = None) -> None:
-        """Start a new episode: the next call draws with ``seed`` (or the constructor's)."""
+        """Start a new episode: the next call draws with ``seed`` (or the constructor's), and the
+        observed delay is unknown until it is set again.
+        """
         with self._planning:
             if seed is not None:
                 self._first_seed = seed_number(seed, "reset: seed")
@@ -398,9 +412,10 @@ class Cosmos3Policy(Restorable, Policy):
         dictionary a row; joint angles come at the control frequency, deltas at the chunk's rate. In
         forward dynamics: nothing; the video is in ``last_rollout["video"]``.
 
-        Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out. The
-        motion continues from the end of the previous steps, so execute :attr:`execution_horizon` of
-        them before the next call, or reset.
+        Steps that will have passed by then (:meth:`set_rtc_observed_delay`) are left out: at most
+        those that the last answer still had to play where the observation saw the arm, so that the
+        answer of an arm at rest begins where it stands. The motion continues from the end of the
+        previous steps, so execute :attr:`execution_horizon` of them before the next call, or reset.
 
         Args:
             observation_dict: Joint angles, gripper and views by the robot's own names.
@@ -414,13 +429,13 @@ class Cosmos3Policy(Restorable, Policy):
             BackendError: Inference failed.
         """
         with self._planning:
-            delay = self.rtc_observed_delay_steps or 0
-            executed = max(0, len(self._timeline_s) - 1 - delay)
-            observation = self._observation(observation_dict, float(self._timeline_s[executed]))
+            observation = self._observation(observation_dict, 0.0)
+            pending = self._pending_steps(observation)
+            observation = observation.at_motion_time(float(self._timeline_s[-1 - pending]))
             plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
-            return self._next_steps(plan, observation, delay)
+            return self._next_steps(plan, observation, pending)
 
     @typed("observations")
     def get_actions_batch(
@@ -472,20 +487,36 @@ class Cosmos3Policy(Restorable, Policy):
                 answers.append(self._next_steps(plan, observation, 0))
             return answers
 
+    def _pending_steps(self, observation: Observation) -> int:
+        """How many of the last answer's steps were still to be played at an observation: no more
+        than the host says, and fewer where the arm is further on, as one that waits at their end.
+        """
+        most = min(self.rtc_observed_delay_steps or 0, len(self._timeline_s) - 1)
+        if self._path_rad is None:
+            return most
+        ahead = self._path_rad[::-1][: most + 1]
+        off_rad = np.linalg.norm(ahead - observation.q_rad, axis=1)
+        # of equal places the last: an arm that only held has nothing to leave out
+        return int(np.argmax(off_rad <= off_rad.min() + _SAME_PLACE_RAD))
+
     def _next_steps(
-        self, plan: JointTrajectory | ActionChunk, observation: Observation, delay: int
+        self, plan: JointTrajectory | ActionChunk, observation: Observation, over: int
     ) -> list[Step]:
-        """The plan's steps that a call returns, which become the timeline of the next call."""
+        """The plan's steps that a call returns, without the ``over`` first ones; they become the
+        timeline of the next call.
+        """
         steps, motion_s = self._steps(plan, observation)
         start_s = (
             observation.t_capture_s if observation.t_motion_s is None else observation.t_motion_s
         )
-        over = min(delay, len(steps) - 1)  # always leave a step
+        over = min(over, len(steps) - 1)  # always leave a step
         most = self.actions_per_step or (
             None if self.replan_rows is None else self._steps_of(self.replan_rows)
         )
         kept = steps[over:][:most]
-        self._timeline_s = start_s + np.append(0.0, motion_s)[over : over + len(kept) + 1]
+        motion_s = np.append(0.0, motion_s)[over : over + len(kept) + 1]
+        self._timeline_s = start_s + motion_s
+        self._path_rad = _joint_path(plan, observation, motion_s)
         return kept
 
     def _steps(
@@ -667,3 +698,19 @@ class Cosmos3Policy(Restorable, Policy):
             if self.info.takes_views
             else self.backend.compose(observation.images, self.embodiment.rig)
         )
+
+
+def _joint_path(
+    plan: JointTrajectory | ActionChunk, observation: Observation, motion_s: F64
+) -> F64 | None:
+    """The joint angles [K, n] that a plan has at its own times [K]; None if its rows are none."""
+    if isinstance(plan, JointTrajectory):
+        t_s, q_rad = plan.t_s, plan.q_rad
+    elif plan.action_space.meaning == "joint_position":
+        t_s, q_rad = plan.row_times_s, plan.action[:, :-1]
+    else:
+        return None
+    if t_s[0] > 0:
+        t_s, q_rad = np.append(0.0, t_s), np.vstack((observation.q_rad, q_rad))
+    path: list[F64] = [np.interp(motion_s, t_s, angles_rad) for angles_rad in q_rad.T]
+    return np.column_stack(path)

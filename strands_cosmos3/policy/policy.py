@@ -55,7 +55,7 @@ class Policy(Closeable):
         children: Policies that this one delegates to.
         control_frequency: The executor's steps a second, once set.
         rtc_observed_delay_steps: Steps executed between an observation and the first action that
-            answers it, once set.
+            answers it, once set; a new episode forgets it.
         model_sha256: Digest of the checkpoint behind the policy, or None.
     """
 

@@ -13,7 +13,7 @@ from helpers.spy import DROID, KEYS, Spy, flat
 from strands_cosmos3.backends.replay import Recording
 from strands_cosmos3.errors import ConfigError, InputError, ObservationError, UnknownNameError
 from strands_cosmos3.policy import Cosmos3Policy, Policy
-from strands_cosmos3.robots.panda import FER
+from strands_cosmos3.robots.panda import FER, HOME_Q
 
 VIEWS = {
     name: np.full((90, 160, 3), 60 + 60 * i, np.uint8) for i, name in enumerate(DROID.rig.views)
@@ -135,6 +135,100 @@ def test_an_observed_delay_leaves_out_what_is_over(policy, spy):
             policy.set_rtc_observed_delay(wrong)
     policy.set_rtc_observed_delay(None)
     assert len(policy.get_actions_sync(flat(spy.q_start), "go")) == 107
+
+
+TURN_RAD_S = np.array([0.0, 0.3, 0.0, 0.45, 0.0, 0.0, -0.6])
+PERIOD_S = 1 / 40
+
+
+def turning(robot="panda", **options):
+    """A policy whose rows turn joints 2, 4 and 7 evenly from where they are, 40 steps a second."""
+    backend = Spy(joints_rad_s=TURN_RAD_S)
+    policy = Cosmos3Policy(robot=robot, backend=backend, action_space="joint_pos", **options)
+    policy.set_control_frequency(1 / PERIOD_S)
+    return policy, backend
+
+
+def seen(policy, q_rad):
+    keys = KEYS if policy.robot else [*(f"joint_{i}" for i in range(7)), "gripper"]
+    return dict(zip(keys, [*map(float, q_rad), 0.04], strict=True))
+
+
+def angles(step):
+    return np.array(list(step.values()))[:7]
+
+
+def require_departure(steps, q_rad):
+    """The first step is no farther from where the arm is than it goes in a period; a chunk may end
+    within one.
+    """
+    assert np.abs(angles(steps[0]) - q_rad).max() <= 1.5 * np.abs(TURN_RAD_S).max() * PERIOD_S
+
+
+@pytest.mark.parametrize("robot", ["panda", None])
+@pytest.mark.parametrize("end", ["beginning", "reset", "reseeded", "batch"])
+def test_the_first_answer_of_an_episode_departs_from_the_arm_whatever_the_delay(robot, end):
+    policy, _ = turning(robot)
+    policy.set_rtc_observed_delay(17)
+    if end != "beginning":
+        policy.get_actions_sync(seen(policy, HOME_Q), "go")
+        policy.set_rtc_observed_delay(17)
+        if end == "batch":
+            policy.get_actions_batch([seen(policy, HOME_Q)], "go")
+        else:
+            policy.reset(*([4] if end == "reseeded" else []))
+        assert policy.rtc_observed_delay_steps is None
+    require_departure(policy.get_actions_sync(seen(policy, HOME_Q), "go"), HOME_Q)
+
+
+@pytest.mark.parametrize("robot", ["panda", None])
+@pytest.mark.parametrize(
+    ("steps", "played", "delay", "left_out"),
+    [
+        (None, None, 23, 23),  # asked ahead, and 23 steps remain, as the host says
+        (12, 12, 1, 0),  # all are played: the arm waits at the end
+        (12, 12, 7, 0),
+        (12, 12, 300, 0),
+        (12, 8, 300, 4),  # asked ahead, and the answer came much later
+        (12, 8, 4, 4),
+        (12, 8, 3, 3),
+    ],
+)
+def test_steps_that_nobody_played_are_not_left_out(robot, steps, played, delay, left_out):
+    policy, backend = turning(robot, actions_per_step=steps)
+    answered = policy.get_actions_sync(seen(policy, HOME_Q), "go")
+    played = len(answered) - (left_out if steps is None else steps - played)
+    q_rad = angles(answered[played - 1])
+    policy.set_rtc_observed_delay(delay)
+    late = policy.get_actions_sync(seen(policy, q_rad), "go")
+    there = angles(answered[played + left_out - 1])  # the arm, once the answer is in
+    require_departure(late, there)
+    if robot is None:  # an arm takes time to get going
+        motion_s = (len(answered) - left_out) * PERIOD_S
+        assert backend.requests[1].t_motion_s == pytest.approx(motion_s)
+    whole = turning(robot)[0].get_actions_sync(seen(policy, q_rad), "go")
+    assert late == whole[left_out:][:steps]
+
+
+def test_an_arm_that_only_held_departs_from_where_it_stands():
+    policy, backend = turning()
+    backend.joints_rad_s = np.zeros(7)
+    policy.get_actions_sync(seen(policy, HOME_Q), "wait")
+    backend.joints_rad_s = TURN_RAD_S
+    policy.set_rtc_observed_delay(30)
+    require_departure(policy.get_actions_sync(seen(policy, HOME_Q), "go"), HOME_Q)
+
+
+def test_a_restored_policy_leaves_out_the_same_steps():
+    policy, _ = turning(actions_per_step=12)
+    answered = policy.get_actions_sync(seen(policy, HOME_Q), "go")
+    policy.set_rtc_observed_delay(5)
+    state = policy.snapshot()
+    observation = seen(policy, angles(answered[6]))
+    late = policy.get_actions_sync(observation, "go")
+    policy.reset()
+    policy.restore(state)
+    assert policy.get_actions_sync(observation, "go") == late
 
 
 def test_plan_of_a_flat_observation_goes_by_the_clock_on_the_wall(policy, spy, monkeypatch):
