@@ -171,7 +171,9 @@ class _Merge:
             contents = [piece.content for piece in group]
             if key:
                 videos = zip(contents, (piece.n_frames for piece in group), strict=True)
-                write_whole(path, partial(join_videos, videos, self.info.spec.fps))
+                spec = self.info.spec
+                shape = spec.cameras[key].shape
+                write_whole(path, partial(join_videos, videos, spec.fps, shape=shape))
             else:
                 files.write_table(path, pa.concat_tables(contents))
             for piece in group:
@@ -212,7 +214,7 @@ class _Merge:
                 mine = np.flatnonzero((videos[:, :2] == number).all(axis=1))
                 path = files.file_of(part.root, part.info.video_path, number, key)
                 n_frames = int((videos[mine, 2] + lengths[mine]).max())
-                layout = video_layout(path)
+                layout = video_layout(path, part.spec.cameras[key].shape)
                 n_bytes = path.stat().st_size
                 yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)
             first_episode += len(part)

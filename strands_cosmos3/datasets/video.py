@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 import av
 import av.error
 import numpy as np
+from av.codec.codec import UnknownCodecError
 from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
@@ -29,12 +31,18 @@ from strands_cosmos3.errors import DatasetFormatError
 from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8]
+CUT_RATE = (
+    "meta/info.json states the whole part of this rate alone, as LeRobot's converter from v2.1 "
+    'does; write the rate itself to its "fps".'
+)
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
 _BT601, _LIMITED = 6, 1  # FFmpeg's AVCOL_SPC_SMPTE170M (for the tag), AVCOL_RANGE_MPEG
 _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
 _SAMPLED_FRAMES = 8  # of an episode, for the statistics
 _FILES_OPEN = 6
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
+_PADDING_PX = 128  # a codec may round each side of a picture up to its blocks
+_CUT_RATE = 1e-3  # a film's rate that differs by more from the dataset's is another one
 
 
 @dataclass(frozen=True)
@@ -134,32 +142,36 @@ class CameraWriter:
         self._container.close()
 
 
-def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Path) -> None:
+def join_videos(
+    parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Path, shape: Sequence[int]
+) -> None:
     """Copy the packets of several videos with the same encoding, each given with its number of
-    frames, into one file.
+    frames, into one file. No codec is needed for that.
+
+    The first frame of each part follows the last one of the part before it, whatever time the
+    part begins at. ``shape``: [H, W, 3] of the pictures.
 
     Raises:
-        DatasetFormatError: A part is not a video, or has another number of frames.
+        DatasetFormatError: A part is not a video of these pictures, or has another number of
+            frames, or its packets cannot follow those of the parts before it.
     """
     out: Any = av.open(str(path), "w", format="mp4", options={"movflags": "faststart"})
     target: Any = None
     done = 0
     with out:
         for part, n_frames in parts:
-            with _opened(part) as source:
+            with _opened(part, shape) as source:
                 stream = source.streams.video[0]
                 if target is None:
-                    target = out.add_stream_from_template(stream)
+                    # opaque: else PyAV asks for an encoder with the decoder's name
+                    target = out.add_stream_from_template(stream, opaque=True)
                     target.time_base = stream.time_base
-                shift = round(done / Fraction(str(fps)) / stream.time_base)
+                begin = round(done / Fraction(str(fps)) / stream.time_base)
                 copied = 0
-                for packet in source.demux(stream):
-                    if packet.dts is None or packet.pts is None:
-                        continue
-                    packet.pts = packet.pts + shift
-                    packet.dts = packet.dts + shift
+                for packet in _packets(part, source, begin):
                     packet.stream = target
-                    out.mux(packet)
+                    with _typed(part, "cannot follow the films before it", writing=True):
+                        out.mux(packet)
                     copied += 1
                 if copied != n_frames:
                     raise DatasetFormatError(
@@ -168,11 +180,24 @@ def join_videos(parts: Iterable[tuple[bytes | Path, int]], fps: float, path: Pat
             done += n_frames
 
 
-def video_layout(part: bytes | Path) -> tuple[Any, ...]:
-    """Return what two videos must share to be joined: codec, size, pixel format, time base, and
-    the codec's header.
+def _packets(part: bytes | Path, source: Any, begin: int) -> Iterator[Any]:
+    """Yield the packets of a film, moved so that its first frame has the time ``begin``."""
+    stream = source.streams.video[0]
+    shift = begin - (stream.start_time or 0)
+    with _typed(part, "cannot be read"):
+        for packet in source.demux(stream):
+            if packet.dts is not None and packet.pts is not None:
+                packet.pts += shift
+                packet.dts += shift
+                yield packet
+
+
+def video_layout(part: bytes | Path, shape: Sequence[int]) -> tuple[Any, ...]:
+    """Return what two videos must share to be joined: codec, size, pixel format, time base,
+    and the codec's header. Raises DatasetFormatError unless the pictures are
+    of ``shape``.
     """
-    with _opened(part) as source:
+    with _opened(part, shape) as source:
         stream = source.streams.video[0]
         codec = stream.codec_context
         return (
@@ -189,21 +214,49 @@ def _name(part: bytes | Path) -> str:
     return str(part) if isinstance(part, Path) else "an encoded episode"
 
 
-def _opened(part: bytes | Path) -> Any:
-    """Open an mp4. FFmpeg's other formats, e.g. its scripts, may name files anywhere; its protocols
-    are no absolute paths.
+@contextmanager
+def _typed(part: bytes | Path, what: str, writing: bool = False) -> Iterator[None]:
+    """Convert what PyAV raises about a film into DatasetFormatError; an OSError while ``writing``
+    is the target's.
+    """
+    try:
+        yield
+    except (OSError, av.error.FFmpegError, UnknownCodecError) as error:
+        if writing and isinstance(error, OSError):
+            raise
+        raise DatasetFormatError(f"{_name(part)} {what}: {error}.") from None
+
+
+def _opened(part: bytes | Path, shape: Sequence[int]) -> Any:
+    """Open an mp4 whose header states pictures of ``shape``; larger ones are not decoded.
+
+    FFmpeg's other formats, e.g. its scripts, may name files anywhere; its protocols are no
+    absolute paths.
     """
     if isinstance(part, Path):
         require_file(part, DatasetFormatError, hint="The dataset refers to it.")
     source = str(part.absolute()) if isinstance(part, Path) else io.BytesIO(part)
-    try:
-        container: Any = av.open(source, format="mp4")
-    except (OSError, av.error.FFmpegError) as error:
-        raise DatasetFormatError(f"{_name(part)} cannot be opened as a video: {error}.") from None
-    if not container.streams.video:
-        container.close()
-        raise DatasetFormatError(f"{_name(part)} has no video stream.")
+    height, width = shape[:2]
+    # opening decodes a few frames, and a frame may be larger than the header says
+    limits = {"max_pixels": str((height + _PADDING_PX) * (width + _PADDING_PX))}
+    with ExitStack() as stack:
+        with _typed(part, "cannot be opened as a video"):
+            container: Any = stack.enter_context(av.open(source, format="mp4", options=limits))
+        _check_stream(part, container.streams.video, (height, width))
+        container.streams.video[0].codec_context.options = limits
+        stack.pop_all()
     return container
+
+
+def _check_stream(part: bytes | Path, streams: Any, size: tuple[int, int]) -> None:
+    if not streams:
+        raise DatasetFormatError(f"{_name(part)} has no video stream.")
+    if streams[0].codec_context is None:
+        raise DatasetFormatError(f"{_name(part)} has a codec that PyAV does not read.")
+    if (found := (streams[0].height, streams[0].width)) != size:
+        raise DatasetFormatError(
+            f"{_name(part)} has size {found[0]} x {found[1]}, but its feature is {[*size, 3]}."
+        )
 
 
 class FrameReader:
@@ -224,54 +277,59 @@ class FrameReader:
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)
-        container = self._container(path)
+        container = self._container(path, shape)
         stream = container.streams.video[0]
-        if (stream.height, stream.width) != tuple(shape[:2]):
-            raise DatasetFormatError(
-                f"{path} has size {stream.height} x {stream.width}, but its feature is "
-                f"{list(shape)}."
-            )
         frames: dict[int, Frames] = {}
         ordered = sorted(set(rows))
         seeks = np.flatnonzero(np.diff(ordered) > _SEEK_FROM) + 1
-        try:
+        with _typed(path, "cannot be decoded"):
             for run in np.split(ordered, seeks):
                 frames |= self._decode(container, stream, first, run.tolist())
-        except (OSError, av.error.FFmpegError) as error:
-            raise DatasetFormatError(f"{path} cannot be decoded: {error}.") from None
         if missing := set(rows) - set(frames):
             raise DatasetFormatError(
                 f"{path} has no frame {first + min(missing)}, but an episode refers to it."
+            )
+        if other := next((f.shape for f in frames.values() if f.shape != tuple(shape)), None):
+            raise DatasetFormatError(
+                f"{path} has a frame of {list(other)}, but its feature is {list(shape)}."
             )
         return np.stack([frames[row] for row in rows])
 
     def _decode(self, container: Any, stream: Any, first: int, run: list[int]) -> dict[int, Frames]:
         """Decode from the key frame before the run to its last frame; return the run's frames that
-        exist.
+        exist, each the one that is nearest to its row in time.
         """
         start = stream.start_time or 0
         container.seek(
             start + round((first + run[0]) / self._fps / stream.time_base), stream=stream
         )
-        rows = set(run)
+        off = dict.fromkeys(run, Fraction(1))
         frames = dict[int, Any]()
         for frame in container.decode(stream):
-            row = round((frame.pts - start) * stream.time_base * self._fps) - first
-            if row in rows:
+            time = (frame.pts - start) * stream.time_base * self._fps - first
+            row = round(time)
+            if abs(time - row) < off.get(row, 0):
+                off[row] = abs(time - row)
                 frames[row] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
-            if row >= run[-1]:
+            if time >= run[-1]:
                 break
         return frames
 
-    def _container(self, path: Path) -> Any:
+    def _container(self, path: Path, shape: tuple[int, ...]) -> Any:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        container = self._open[path] = _opened(path)
+        container = _opened(path, shape)
+        self._require_rate(path, container.streams.video[0].base_rate)
+        self._open[path] = container
         container.streams.video[0].codec_context.thread_count = 1
         if len(self._open) > _FILES_OPEN:
             self._open.popitem(last=False)[1].close()
         return container
+
+    def _require_rate(self, path: Path, rate: Fraction | None) -> None:
+        if rate and int(rate) == self._fps and rate > self._fps * (1 + _CUT_RATE):
+            raise DatasetFormatError(f"{path} has {float(rate):g} frames a second. {CUT_RATE}")
 
     def close(self) -> None:
         """Close all files."""

@@ -412,7 +412,10 @@ class DatasetWriter(Closeable):
             parts = [(episode.videos[key], episode.length) for episode in episodes]
             path = files.file_of(self.root, info.video_path, number, key)
             write_whole(
-                path, lambda unfinished, parts=parts: join_videos(parts, self.spec.fps, unfinished)
+                path,
+                lambda unfinished, parts=parts, shape=self.spec.cameras[key].shape: join_videos(
+                    parts, self.spec.fps, unfinished, shape
+                ),
             )
         table = files.columns_to_table(
             {key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from helpers.films import write_film
 from helpers.small_episodes import columns, fill, pictures, spec, which
 from strands_cosmos3.datasets import (
     ACTION,
@@ -18,7 +21,13 @@ from strands_cosmos3.datasets import (
     merge_datasets,
 )
 from strands_cosmos3.datasets.stats import column_stats, merged
-from strands_cosmos3.errors import ConfigError, DatasetError, DatasetMismatchError
+from strands_cosmos3.datasets.video import join_videos
+from strands_cosmos3.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetFormatError,
+    DatasetMismatchError,
+)
 
 WRIST = "observation.images.wrist"
 
@@ -143,3 +152,80 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(
     with pytest.raises(KeyboardInterrupt):
         merge_datasets([a], tmp_path / "all", progress=stop)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def refilm(root: Path, lengths: list[int], first: int, **film: Any) -> Path:
+    """Encode the wrist's film of a dataset again; its episodes are numbered from ``first``."""
+    frames = [pictures(first + k, n)[WRIST] for k, n in enumerate(lengths)]
+    path = root / f"videos/{WRIST}/chunk-000/file-000.mp4"
+    write_film(path, np.concatenate(frames), 15, **film)
+    return root
+
+
+FILMS = {
+    "the first begins later, and both have B-frames": (
+        {"begin": 2, "b_frames": 2},
+        {"b_frames": 2},
+        {"begin": 5, "b_frames": 2},
+    ),
+    "each begins at another time, in a fine time base": tuple(
+        {"begin": begin, "time_base": Fraction(1, 90_000)} for begin in (4, 0, 7)
+    ),
+    "other orders of frames": ({"begin": 1}, {"b_frames": 3}, {"begin": 3}),
+    "AV1 that begins later": ({"codec": "libsvtav1"}, {"codec": "libsvtav1", "begin": 3}, {}),
+    "VP9": tuple({"codec": "libvpx-vp9", "begin": begin} for begin in (0, 1, 0)),
+    "HEVC between H.264": ({}, {"codec": "libx265"}, {"begin": 1}),
+}
+
+
+@pytest.mark.parametrize("name", FILMS)
+def test_films_of_other_programs_are_joined_as_they_are_read(
+    write, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SVT_LOG", "0")
+    shards = [
+        refilm(write([3, 5], f"{k}", 2 * k, commit_every=2), [3, 5], 2 * k, **film)
+        for k, film in enumerate(FILMS[name])
+    ]
+    with merge_datasets(shards, tmp_path / "all") as merged:
+        for k, episode in enumerate(merged):
+            assert which(episode.frames(WRIST), k, len(episode)) == list(range(len(episode)))
+
+
+def frames_of_a_film(**film: Any) -> Any:
+    def write_it(path: Path) -> Path:
+        write_film(path, pictures(0, 4)[WRIST], 15, **film)
+        return path
+
+    return write_it
+
+
+def unknown_codec(path: Path) -> Path:
+    write_film(path, pictures(0, 4)[WRIST], 15)
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("second", "n_frames", "said"),
+    [
+        (frames_of_a_film(b_frames=3), 4, "second.mp4 cannot follow the films before it"),
+        (frames_of_a_film(), 3, "second.mp4 has 4 frames, but its episodes have 3"),
+        (unknown_codec, 4, "second.mp4 has a codec that PyAV does not read"),
+    ],
+    ids=["times that go back", "a frame too many", "an unknown codec"],
+)
+def test_films_that_cannot_be_joined_are_format_errors(
+    tmp_path: Path, second: Any, n_frames: int, said: str
+):
+    first = frames_of_a_film()(tmp_path / "first.mp4")
+    parts = [(first, 4), (second(tmp_path / "second.mp4"), n_frames)]
+    with pytest.raises(DatasetFormatError, match=said):
+        join_videos(parts, 15, tmp_path / "joined.mp4", (48, 64, 3))
+
+
+def test_a_full_disk_is_no_fault_of_a_film(tmp_path: Path):
+    parts = [(frames_of_a_film()(tmp_path / f"{k}.mp4"), 4) for k in range(2)]
+    with pytest.raises(OSError, match="No space left") as refusal:
+        join_videos(parts, 15, Path("/dev/full"), (48, 64, 3))
+    assert not isinstance(refusal.value, DatasetFormatError)
