@@ -513,6 +513,58 @@ def test_w8a16_steps_are_those_of_diffusers(checkpoints, tmp_path, kind):
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < 5e-5
 
 
+def towers_of_diffusers(folder):
+    """Released names of the linears that see the prompt's tokens, and of those that see all other
+    tokens, as its transformer calls them.
+    """
+    transformer = pipeline(folder, torch.float32).transformer
+    seen, rows = {}, []
+    embedding = transformer.embed_tokens.register_forward_hook(
+        lambda _, inputs, __: rows.append(inputs[0].numel())
+    )
+    layers = [
+        module.register_forward_hook(
+            lambda _, inputs, __, name=name: seen.setdefault(f"{name}.weight", []).append(
+                inputs[0].shape[:-1].numel()
+            )
+        )
+        for name, module in transformer.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith("layers.")
+    ]
+    oracle.__wrapped__(Case(folder, steps=1))
+    for hook in (embedding, *layers):
+        hook.remove()
+    assert all(len(each) == len(rows) for each in seen.values())
+    text = {name for name, each in seen.items() if each == rows}
+    assert all(set(seen[name]).isdisjoint(rows) for name in seen.keys() - text)
+    return text, seen.keys() - text
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+@pytest.mark.parametrize("reasoner", ["a16", "native"])
+def test_each_linear_follows_the_tower_it_belongs_to(checkpoints, tmp_path, kind, reasoner):
+    """By the tokens that diffusers' transformer gives it, whatever its names say (its own
+    ``_classify_cosmos3_linear`` takes the attention of the towers for each other's).
+    """
+    text, generation = towers_of_diffusers(checkpoints[kind])
+    stated = policy(reasoner=reasoner)
+    folder, _ = formats.modelopt_fp8(checkpoints[kind], tmp_path / "c", stated)
+    with loaded(folder) as model:
+        layers = {
+            checkpoint_key(f"{name}.weight"): module
+            for name, module in model.transformer.named_modules()
+            if isinstance(module, Fp8Linear)
+        }
+        assert generation <= layers.keys() <= generation | text
+        assert linears(model.config, False) == generation
+        for step, steps, wide in ((0, 8, True), (3, 8, False), (7, 8, True), (0, 1, False)):
+            model._precision.select(step, steps)
+            a16 = {name for name, module in layers.items() if module.a16}
+            assert (a16 >= generation) == wide
+            assert (a16 & generation == set()) == (not wide)
+            assert a16 - generation == (text & layers.keys() if reasoner == "a16" else set())
+
+
 class ByHand(nn.Module):
     """ModelOpt's product in float32: what is stored, times the input as it would be stored."""
 
