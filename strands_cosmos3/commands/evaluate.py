@@ -105,8 +105,9 @@ class EvaluateCommand:
     workers: int | None = None
     """Number of simulators; default: one per core, and at most four per replica."""
     address: str | None = None
-    """A running Ray cluster (HOST:PORT, or auto); by default Ray runs on this machine while the
-    evaluation does.
+    """A running Ray cluster: HOST:PORT, or auto for that of RAY_ADDRESS, else one on this machine.
+    By default, or with local, Ray runs on this machine while the evaluation does, whatever
+    RAY_ADDRESS says.
     """
     duration: float | None = None
     """Maximum duration of an episode in simulated seconds; default: the task's, on the table 20."""

@@ -64,7 +64,9 @@ class RLCommand:
     workers: int | None = None
     """Simulators; default: one per core."""
     address: str | None = None
-    """A running Ray cluster (HOST:PORT, or auto); by default Ray runs on this machine."""
+    """A running Ray cluster: HOST:PORT, or auto for that of RAY_ADDRESS, else one on this machine.
+    By default, or with local, Ray runs on this machine, whatever RAY_ADDRESS says.
+    """
     learning: RLConfig = section(RLConfig)
 
     @property

@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ WORKER_FAILURES = (
 )
 """Raised by Ray if a process, or the machine it ran on, is gone."""
 _PREFIX = "sc3-ray-"
+_AUTO, _LOCAL = "auto", "local"
 _LOCAL_RAY: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "GLOO_SOCKET_IFNAME": "lo",
@@ -63,7 +65,18 @@ _LOCAL_RAY: Mapping[str, str] = {
 # requests with images are some megabytes; videos are transferred one at a time
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_S = 10.0
-_LONGEST_FOLDER = 32  # Ray's socket paths are some 70 characters longer, and limited to 107
+_RAY_ADDRESS = "RAY_ADDRESS"  # of itself, Ray joins the cluster that it names
+_START = (
+    "Start a cluster there with `ray start --head`, or leave the address out to run on this "
+    "machine."
+)
+_HTTP2_SETTINGS = b"\x04"  # type of the frame that both ends send first
+_HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _HTTP2_SETTINGS + bytes(5)
+_SHORT_FOLDER = "/tmp"
+_SOCKET_BYTES = 107  # longest path of a Unix socket
+_RANDOM_CHARACTERS = 8  # that tempfile appends
+_SOCKET = "session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
+"""Ray's longest path of a socket, in its temporary folder."""
 
 
 @contextmanager
@@ -71,30 +84,35 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
     """Provide Ray while the evaluation runs; the value is the number of its GPUs.
 
     Args:
-        address: A running cluster (``host:port`` or ``auto``), or None to start Ray on this
-            machine, in a temporary folder.
+        address: A running cluster, from :func:`joinable`, or None to start Ray on this machine, in
+            a temporary folder.
         cpus: For Ray started here: processes (not cores) that may run at the same time.
 
     Raises:
-        EvaluationError: No cluster responds at the address, or Ray does not start.
+        EvaluationError: Ray does not start, or cannot join the cluster.
     """
     if ray.is_initialized():
         raise EvaluationError(
             "Ray is already in use in this process; evaluate from a process of its own."
         )
     if address is not None:
-        _check_address(address)
-        with _joined(address=address, runtime_env={"env_vars": dict(ONE_THREAD)}) as gpus:
+        with _joined(address, runtime_env={"env_vars": dict(ONE_THREAD)}) as gpus:
             yield gpus
         return
+    place = _short_folder()
+    if place != (usual := tempfile.gettempdir()):
+        warnings.warn(
+            f"{_unfit(usual)}: Ray's files are in {place} instead. {_fit()}", stacklevel=3
+        )
     _remove_stale_folders()
     with (
         tempfile.TemporaryDirectory(
-            prefix=f"{_PREFIX}{os.getpid()}-", dir=_short_folder(), ignore_cleanup_errors=True
+            prefix=f"{_PREFIX}{os.getpid()}-", dir=place, ignore_cleanup_errors=True
         ) as folder,
         _environment({**ONE_THREAD, **_LOCAL_RAY, **_auth_token()}),
         _on_loopback(),
         _joined(
+            _LOCAL,
             num_cpus=cpus,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -106,19 +124,59 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
         yield gpus
 
 
-def _check_address(address: str) -> None:
-    """Check that a server listens; Ray itself would retry for minutes."""
+def joinable(address: str | None) -> str | None:
+    """Return the address of the cluster that Ray is to join, once a server of Ray listens there,
+    since Ray itself would retry for minutes; None to start Ray on this machine.
+
+    Args:
+        address: ``host:port``, or ``auto`` for the cluster of ``RAY_ADDRESS``, else one that Ray
+            finds on this machine. None and ``local`` are Ray of its own on this machine; None warns
+            if ``RAY_ADDRESS`` names a cluster, which is not joined.
+
+    Raises:
+        ConfigError: The address has another form.
+        EvaluationError: No cluster answers there.
+    """
+    named = os.environ.get(_RAY_ADDRESS)
+    if address is None and named not in (None, "", _LOCAL):
+        warnings.warn(
+            f"{_RAY_ADDRESS}={named} is not joined: Ray runs on this machine. --address {_AUTO} "
+            f"joins that cluster, --address {_LOCAL} runs here without this warning.",
+            stacklevel=2,
+        )
+    if address in (None, _LOCAL):
+        return None
+    said = f"--address {address}"
+    if address == _AUTO:
+        if named in (None, "", _AUTO, _LOCAL):
+            return _AUTO
+        address, said = named, f"{said} with {_RAY_ADDRESS}={named}"
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto", or another form that Ray accepts
+    host = host.removeprefix("[").removesuffix("]")  # of an IPv6 address
+    if not host or "/" in host or not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(
+            f"{said}: a running cluster is HOST:PORT of its head node, usually port 6379, or "
+            f"{_AUTO}; {_LOCAL}, or no address, runs on this machine."
+        )
     try:
-        socket.create_connection((host, int(port)), _CONNECT_S).close()
-    except OSError as error:
-        raise EvaluationError(
-            f"no server listens at --address {address} ({error.strerror or error}). Start a "
-            "cluster there with "
-            "`ray start --head`, or leave the address out to run on this machine."
-        ) from None
+        with socket.create_connection((host, int(port)), _CONNECT_S) as connection:
+            speaks = "RAY_USE_TLS" in os.environ or _speaks_grpc(connection)
+    except (OSError, ValueError) as error:  # ValueError: a name that cannot be a host's
+        reason = (isinstance(error, OSError) and error.strerror) or error
+        raise EvaluationError(f"no server listens at {said} ({reason}). {_START}") from None
+    if not speaks:
+        raise EvaluationError(f"the server at {said} is not Ray's. {_START}")
+    return address
+
+
+def _speaks_grpc(connection: socket.socket) -> bool:
+    """Return whether a server greets as HTTP/2 wants it, as that of Ray's head node does."""
+    connection.settimeout(_CONNECT_S)
+    try:
+        connection.sendall(_HTTP2_GREETING)
+        return connection.recv(9)[3:4] == _HTTP2_SETTINGS
+    except OSError:  # it hangs up, or says nothing
+        return False
 
 
 @contextmanager
@@ -150,7 +208,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _joined(address: str | None = None, **options: Any) -> Iterator[int]:
+def _joined(address: str, **options: Any) -> Iterator[int]:
     """Start or join Ray; the value is the number of its GPUs."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
@@ -158,8 +216,12 @@ def _joined(address: str | None = None, **options: Any) -> Iterator[int]:
             ray.init(address, **options, log_to_driver=False, logging_level=logging.ERROR)
         except Exception as error:
             # Ray reports a failed start with many types, bare Exception among them
-            place = "on this machine" if address is None else f"at {address!r}"
-            raise EvaluationError(f"Ray does not start {place}: {error}") from error
+            if address == _LOCAL:
+                raise EvaluationError(f"Ray does not start on this machine: {error}") from error
+            raise EvaluationError(
+                f"Ray cannot join the cluster at {address!r}: {error} Where `ray start` enabled "
+                "its token, set RAY_AUTH_MODE=token."
+            ) from error
         yield int(ray.cluster_resources().get("GPU", 0))
     finally:
         ray.shutdown()
@@ -177,8 +239,34 @@ def _auth_token() -> Mapping[str, str]:
 
 
 def _short_folder() -> str:
+    """Return the folder for Ray's files: the usual one, unless its sockets cannot be there."""
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= _LONGEST_FOLDER else "/tmp"
+    if usual.isascii() and len(usual) <= _longest_folder():
+        return usual
+    if not os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
+        raise EvaluationError(f"{_unfit(usual)}, and {_SHORT_FOLDER} is not writable. {_fit()}")
+    return _SHORT_FOLDER
+
+
+def _unfit(folder: str) -> str:
+    return (
+        f"Ray's sockets, whose paths have at most {_SOCKET_BYTES} ASCII characters, cannot be in "
+        f"the temporary folder {folder}"
+    )
+
+
+def _fit() -> str:
+    return (
+        "To choose their folder, set TMPDIR to one of at most "
+        f"{_longest_folder()} ASCII characters."
+    )
+
+
+def _longest_folder() -> int:
+    """Return the length of the longest folder in which Ray's sockets can be."""
+    pid = os.getpid()
+    inside = f"/{_PREFIX}{pid}-{'x' * _RANDOM_CHARACTERS}/{_SOCKET.format(pid=pid)}"
+    return _SOCKET_BYTES - len(inside)
 
 
 def _remove_stale_folders() -> None:

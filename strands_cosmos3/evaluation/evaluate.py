@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.evaluation.cluster import cluster, require_gpus
+from strands_cosmos3.evaluation.cluster import cluster, joinable, require_gpus
 from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.policies import source_sha256
@@ -38,7 +38,8 @@ def evaluate(
 
     Args:
         resume: Whether the folder may contain episodes.
-        address: Address of a running Ray cluster; None starts Ray here.
+        address: A running Ray cluster, as
+            :func:`~strands_cosmos3.evaluation.cluster.joinable` takes it; None starts Ray here.
         progress: Called several times a second.
         facts: Further facts for the report, e.g. versions.
         dynamics: Computes figures of dynamics, if the settings have clips and the folder has no
@@ -56,6 +57,7 @@ def evaluate(
         driver = Driver(folder, workers, report=progress)
         if answers is not None:
             driver.require_same(answers)
+        address = joinable(address) if driver.missing else None
         folder.write_start({**(facts or {}), "started": _now()})
         started_s = time.monotonic()
         try:

@@ -289,15 +289,22 @@ def test_a_file_and_the_command_line_together(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_running_cluster_is_joined_and_left_running(local_ray, tmp_path, start, monkeypatch):
+@pytest.mark.parametrize("auto", [False, True])
+def test_a_running_cluster_is_joined_and_left_running(
+    local_ray, tmp_path, start, monkeypatch, auto
+):
     for name, value in _auth_token().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    process = start(tmp_path / "run", "--address", ray.get_runtime_context().gcs_address)
+    address = ray.get_runtime_context().gcs_address
+    if auto:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    process = start(tmp_path / "run", "--address", "auto" if auto else address)
     said = process.communicate(timeout=120)[0]
     assert process.returncode == 0, said
     assert len(stored(tmp_path / "run")) == 24
     assert not any(rays_of(process.pid))
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["ran_on"].endswith(address)
     assert ray.cluster_resources()["CPU"] == 8
 
 

@@ -30,7 +30,7 @@ from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.preflight import available_bytes, gib
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.evaluation.cluster import cluster
+from strands_cosmos3.evaluation.cluster import cluster, joinable
 from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.plan import Assignment, hashed
 from strands_cosmos3.evaluation.settings import Settings
@@ -195,7 +195,7 @@ class ReinforcementLearning:
             return target
         make = partial(self.worker, self.settings)
         with (
-            cluster(address, workers),
+            cluster(joinable(address), workers),
             Crew(make, workers, self.settings.episode_timeout) as crew,
         ):
             self._submitted = self.iteration
