@@ -94,7 +94,7 @@ def _check(path: Path) -> int:
     """Check a robot's file: print what it lacks for a simulation, and how its joints move."""
     from strands_cosmos3.embodiments import get_embodiment
     from strands_cosmos3.robots.catalogue import get_robot
-    from strands_cosmos3.robots.drive_check import drive_joints, gripper_faults
+    from strands_cosmos3.robots.drive_check import drive_faults, drive_joints
     from strands_cosmos3.robots.model import has_frame, load_robot
     from strands_cosmos3.sim.scene import Scene
     from strands_cosmos3.sim.scene_builder import scene_gaps
@@ -106,8 +106,7 @@ def _check(path: Path) -> int:
     try:
         drives = drive_joints(robot)
         lines += [str(drive) for drive in drives if drive.follows]
-        faults = [f"{drive}." for drive in drives if not drive.follows]
-        faults += gripper_faults(robot)
+        faults = drive_faults(robot, drives)
         if not gaps:
             Scene(robot=robot)
     except (ConfigError, InputError) as error:

@@ -25,6 +25,7 @@ from strands_cosmos3.errors import ConfigError
 JOINT_DRIVES = (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT)
 """Transmissions of actuators that act on a joint directly."""
 _FILTERS = (mjtDyn.mjDYN_FILTER, mjtDyn.mjDYN_FILTEREXACT)
+_GEOM_WRAPS = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)
 _LEAST = 1e-10  # of stiffness, gear and gain
 
 
@@ -197,3 +198,53 @@ def _coupling(model: mujoco.MjModel, joint: int) -> str | None:
         if other in driven:
             return f"an equality couples its joint to {model.joint(other).name!r}"
     return None
+
+
+def resists(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
+    """Whether springs, or damping that is not linear, act on one of the joints (ids)."""
+    dofs = model.jnt_dofadr[list(joints)]
+    tendons = [t for t in range(model.ntendon) if {*tendon_joints(model, t)} & {*joints}]
+    driving = np.isin(model.actuator_trnid[:, 0], list(joints)) & np.isin(
+        model.actuator_trntype, JOINT_DRIVES
+    )
+    return any(
+        bool(getattr(model, name)[rows].any())
+        for name, rows in (
+            ("jnt_stiffness", list(joints)),
+            ("jnt_stiffnesspoly", list(joints)),
+            ("dof_dampingpoly", dofs),
+            ("actuator_damping", driving),
+            ("actuator_dampingpoly", driving),
+            ("tendon_stiffness", tendons),
+            ("tendon_stiffnesspoly", tendons),
+            ("tendon_damping", tendons),
+            ("tendon_dampingpoly", tendons),
+        )
+        if hasattr(model, name)  # MuJoCo before 4.0 has no polynomials
+    )
+
+
+def tendon_joints(model: mujoco.MjModel, tendon: int) -> list[int]:
+    """Return the ids of the joints that change a tendon's length."""
+    first = int(model.tendon_adr[tendon])
+    path = slice(first, first + int(model.tendon_num[tendon]))
+    kinds = model.wrap_type[path]
+    ids = model.wrap_objid[path]
+    of_joints: list[int] = ids[kinds == mujoco.mjtWrap.mjWRAP_JOINT].tolist()
+    bodies = {
+        *model.site_bodyid[ids[kinds == mujoco.mjtWrap.mjWRAP_SITE]].tolist(),
+        *model.geom_bodyid[ids[np.isin(kinds, _GEOM_WRAPS)]].tolist(),
+    }
+    moved = [joints_above(model, body) for body in bodies]
+    between = set().union(*moved).difference(set[int]().union(*moved[:1]).intersection(*moved[1:]))
+    return [*of_joints, *sorted(between)]
+
+
+def joints_above(model: mujoco.MjModel, body: int) -> set[int]:
+    """Return the ids of the joints that move a body."""
+    joints: set[int] = set()
+    while body > 0:
+        first = int(model.body_jntadr[body])
+        joints |= {*range(first, first + int(model.body_jntnum[body]))}
+        body = int(model.body_parentid[body])
+    return joints

@@ -1,19 +1,26 @@
 """Drive each joint of a robot's model, and measure whether it follows.
 
 A small motion shows what an actuator's control means. A larger one, as fast as a task's, shows what
-is small near home: a spring, a tendon's end, a weak servo, too little force.
+is small near home: a tendon's end, a weak servo, too little force. A motion of all joints at once
+shows with either feed-forward how they disturb each other.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from math import inf, pi
+from pathlib import Path
 
 import mujoco
 import numpy as np
 
 from strands_cosmos3.checks import F64
+from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.catalogue import packaged_robots
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, all_limits
 from strands_cosmos3.robots.model import (
@@ -23,7 +30,7 @@ from strands_cosmos3.robots.model import (
     load_robot,
     require_servos,
 )
-from strands_cosmos3.robots.servo import NO_COMPENSATION, JointServo
+from strands_cosmos3.robots.servo import NO_COMPENSATION, FeedForward, JointServo
 from strands_cosmos3.robots.spec import RobotSpec
 
 STEP_RAD = 0.05
@@ -50,6 +57,7 @@ LEAST_GRIP = 0.5
 """Share of a gripper's way that the fingers cover when it closes for :data:`GRIP_S`."""
 _ROOM = 0.9  # share of the way to a joint's end
 _DIVERGED = 1e3  # rad or m off
+_REMEDY = "Raise its gains (kp, kd) or its range of force, or remove from the model what holds it."
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class JointDrive:
     Args:
         commanded, moved: The commanded small motion, and the measured one at its end; rad or m.
         largest_error: The largest distance of any joint from its reference meanwhile.
+        farthest_off: The joint that was that far off, not always the one that is moved.
         hand_error_m: Mean distance of the hand from its reference in the larger motion, at most.
         allowed_error_m: What this may be: anything, unless the sum over the joints is too large.
         unit: ``"rad"``, or ``"m"`` of a slide.
@@ -68,6 +77,7 @@ class JointDrive:
     commanded: float
     moved: float
     largest_error: float
+    farthest_off: str
     hand_error_m: float
     allowed_error_m: float
     unit: str
@@ -82,28 +92,68 @@ class JointDrive:
         verdict = "" if self.follows else " does not follow"
         return (
             f"{self.joint}{verdict}: commanded {self.commanded:+.3f} {self.unit}, moved "
-            f"{self.moved:+.3f}, at most {1e3 * self.largest_error:.2f} m{self.unit} off; in a "
-            f"larger motion the hand was {1e3 * self.hand_error_m:.2f} mm off"
+            f"{self.moved:+.3f}, {self.farthest_off} at most {1e3 * self.largest_error:.2f} "
+            f"m{self.unit} off; in a larger motion the hand was {1e3 * self.hand_error_m:.2f} mm "
+            "off"
         )
 
 
-def drive_joints(robot: RobotSpec) -> list[JointDrive]:
+_found: dict[str, list[str]] = {}  # faults by a robot's and its model's digest
+
+
+def require_following(robot: RobotSpec, arm: str | Path | None = None) -> None:
+    """Drive a robot that is not of this package, and raise ConfigError unless all joints and
+    grippers follow. What was found of a model is remembered while the process lives.
+
+    Args:
+        arm: Another model of the robot, as for :func:`~strands_cosmos3.robots.model.load_robot`.
+    """
+    if arm is None and packaged_robots().get(robot.name) == robot:
+        return
+    with robot.named_in_errors():
+        model = load_robot(robot, simulated=True, arm=arm)
+        compiled = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+        mujoco.mj_saveModel(model, None, compiled)
+        key = sha256(compiled.tobytes() + repr(robot).encode()).hexdigest()
+        if key not in _found:
+            drives = drive_joints(robot, arm)
+            _found[key] = drive_faults(robot, drives, arm)
+        if faults := _found[key]:
+            raise ConfigError(
+                f"robot {robot.name!r} does not move as commanded. {' '.join(faults)}"
+            )
+
+
+def drive_faults(
+    robot: RobotSpec, drives: list[JointDrive], arm: str | Path | None = None
+) -> list[str]:
+    """Return a sentence on each joint that does not follow, alone or with the others, and on each
+    gripper.
+    """
+    faults = [f"{drive}. {_REMEDY}" for drive in drives if not drive.follows]
+    model = load_robot(robot, simulated=True, arm=arm)
+    servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
+    for feed_forward in (FeedForward.VELOCITY, FeedForward.COMPUTED_TORQUE):
+        if fault := _drive_together(model, servo, robot, feed_forward):
+            faults.append(f"{fault}. {_REMEDY}")
+    return faults + gripper_faults(robot, arm)
+
+
+def drive_joints(robot: RobotSpec, arm: str | Path | None = None) -> list[JointDrive]:
     """Move each joint in turn from home, by :data:`STEP_RAD` towards the middle of its range, then
     by :data:`FAR_RAD` to both sides, and return what was measured.
 
     The model is the robot's own, with a scene's physics; its servos are commanded as in a scene. In
-    the larger motion nothing touches.
+    the larger motion nothing touches. ``arm`` is another model, as for ``load_robot``.
 
     Raises:
         ConfigError: An actuator is not a position servo; further errors as ``load_robot``.
     """
-    model = load_robot(robot, simulated=True)
+    model = load_robot(robot, simulated=True, arm=arm)
     require_servos(model, robot)
     robot.require_independent("driving its joints")
     servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LimitsAssumedWarning)
-        limits = all_limits(model, robot)
+    limits = _limits(model, robot)
     drives = [_drive(model, servo, robot, limits, joint) for joint in range(servo.n)]
     sum_m = sum(drive.hand_error_m for drive in drives)
     # else those are named that have more than half of the mean
@@ -111,11 +161,25 @@ def drive_joints(robot: RobotSpec) -> list[JointDrive]:
     return [replace(drive, allowed_error_m=allowed_m) for drive in drives]
 
 
-def gripper_faults(robot: RobotSpec) -> list[str]:
+def _limits(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitsAssumedWarning)
+        return all_limits(model, robot)
+
+
+@contextmanager
+def _without_contacts(model: mujoco.MjModel) -> Iterator[None]:
+    flags = model.opt.disableflags
+    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT
+    yield
+    model.opt.disableflags = flags
+
+
+def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]:
     """Command each gripper to open and to close, with the arm at home, and return a sentence on
     each whose fingers do not cover :data:`LEAST_GRIP` of the way.
     """
-    model = load_robot(robot, simulated=True)
+    model = load_robot(robot, simulated=True, arm=arm)
     servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
     steps = round(GRIP_S / model.opt.timestep)
     faults: list[str] = []
@@ -124,7 +188,7 @@ def gripper_faults(robot: RobotSpec) -> list[str]:
             continue
         data = mujoco.MjData(model)
         data.qpos[servo.q_address] = robot.home_rad
-        servo.law.hold(data, servo.actuator_ids, robot.home_rad)
+        servo.hold(data, robot.home_rad)
         fingers = model.jnt_qposadr[joint_ids(model, gripper.joints)]
         data.qpos[fingers] = gripper.opening.open_value
         ends: list[float] = []
@@ -147,13 +211,16 @@ def _drive(
 ) -> JointDrive:
     name, home = robot.joints[joint], robot.home_rad
     lever_m = _levers(model, robot)
+    alone = np.eye(servo.n)[joint]
     unit, step, far = "rad", STEP_RAD, FAR_RAD
     if model.joint(name).type[0] == mujoco.mjtJoint.mjJNT_SLIDE:
         unit, step, far = "m", STEP_M, FAR_M
     below = home[joint] - limits.q_min[joint]
     above = limits.q_max[joint] - home[joint]
     commanded = step if above >= below else -step
-    error, moved = _follow(model, servo, home, joint, [commanded], MOVE_S)
+    near = _motion(home, np.outer([commanded], alone), MOVE_S, model.opt.timestep)
+    measured = _follow(model, servo, near, FeedForward.VELOCITY)
+    error = _errors(measured, near)
     ends = [min(far, _ROOM * above), -min(far, _ROOM * below), 0.0]
     longest = ends[0] - ends[1]
     move_s = max(
@@ -161,11 +228,53 @@ def _drive(
         lever_m[joint] * longest / HAND_M_S,
         pi / 2 * longest / limits.velocity[joint],
     )
-    model.opt.disableflags ^= mujoco.mjtDisableBit.mjDSBL_CONTACT
-    far_error, _ = _follow(model, servo, home, joint, ends, move_s)
-    model.opt.disableflags ^= mujoco.mjtDisableBit.mjDSBL_CONTACT
+    wide = _motion(home, np.outer(ends, alone), move_s, model.opt.timestep)
+    with _without_contacts(model):
+        far_error = _errors(_follow(model, servo, wide, FeedForward.VELOCITY), wide)
     hand_m = float((far_error @ lever_m).mean())
-    return JointDrive(name, commanded, moved, float(error.max()), hand_m, 0.0, unit)
+    worst = robot.joints[int(error.max(axis=0).argmax())]
+    moved = float(measured[-1, joint] - home[joint])
+    return JointDrive(name, commanded, moved, float(error.max()), worst, hand_m, 0.0, unit)
+
+
+def _drive_together(
+    model: mujoco.MjModel,
+    servo: JointServo,
+    robot: RobotSpec,
+    feed_forward: FeedForward,
+) -> str | None:
+    """Move all joints at once, as a task does, and say whether the hands do not follow."""
+    limits = _limits(model, robot)
+    home = robot.home_rad
+    lever_m = _levers(model, robot)
+    slides = model.jnt_type[joint_ids(model, robot.joints)] == mujoco.mjtJoint.mjJNT_SLIDE
+    most = np.where(slides, FAR_M, FAR_RAD) / 4
+    above = np.minimum(most, _ROOM * (limits.q_max - home))
+    below = -np.minimum(most, _ROOM * (home - limits.q_min))
+    # neighbours go the same way, then opposite ways
+    odd = np.arange(servo.n) % 2 == 1
+    at_home = np.zeros(servo.n)
+    ends = np.stack(
+        (above, np.where(odd, above, below), below, np.where(odd, below, above), at_home)
+    )
+    legs = np.abs(np.diff(ends, axis=0, prepend=at_home[None]))
+    move_s = max(
+        float((legs @ lever_m).max()) / (len(robot.limbs) * HAND_M_S),
+        float((pi / 2 * legs / limits.velocity).max()),
+    )
+    motion = _motion(home, ends, move_s, model.opt.timestep)
+    with _without_contacts(model):
+        error = _errors(_follow(model, servo, motion, feed_forward), motion)
+    by_joint_m = error.mean(axis=0) * lever_m
+    hand_m = float(by_joint_m.sum())
+    if hand_m <= LARGEST_HAND_ERROR_M:
+        return None
+    worst = int(by_joint_m.argmax())
+    return (
+        f"{robot.joints[worst]} does not follow with the feed-forward {feed_forward.value!r}: the "
+        f"hand was {1e3 * hand_m:.2f} mm off its reference while all joints moved, "
+        f"{1e3 * by_joint_m[worst]:.2f} mm by this joint"
+    )
 
 
 def _levers(model: mujoco.MjModel, robot: RobotSpec) -> F64:
@@ -181,42 +290,49 @@ def _levers(model: mujoco.MjModel, robot: RobotSpec) -> F64:
     return np.concatenate(levers_m)
 
 
-def _follow(
-    model: mujoco.MjModel,
-    servo: JointServo,
-    home: F64,
-    joint: int,
-    ends: list[float],
-    move_s: float,
-) -> tuple[F64, float]:
-    """Command a joint from home to ``ends`` beside it, one after the other, and rest there; return
-    all joints' distances [M, n] from their references, and how far the joint is at last.
+def _motion(home: F64, ends: F64, move_s: float, dt_s: float) -> F64:
+    """Angles, velocities and accelerations [3, M, n] from home to each of ``ends`` [L, n] beside
+    it, one after the other, and at rest there.
     """
-    dt_s = model.opt.timestep
     motion_s = len(ends) * move_s
     t_s = np.arange(0.0, motion_s + HOLD_S + dt_s / 2, dt_s)
     leg = np.minimum((t_s / move_s).astype(int), len(ends) - 1)
-    begin = np.array([0.0, *ends])
-    half_way = np.diff(begin)[leg] / 2
+    begin = np.vstack((np.zeros_like(home), ends))
+    half_way = np.diff(begin, axis=0)[leg] / 2
     # a cosine has bounded acceleration, and begins and ends at rest
     w = pi / move_s
-    turn = w * np.minimum(t_s - leg * move_s, move_s)
-    moving = half_way * w * (t_s < motion_s + dt_s / 2)
-    motion = np.zeros((3, len(t_s), servo.n))
-    motion[0, :, joint] = begin[leg] + half_way * (1 - np.cos(turn))
-    motion[1, :, joint] = moving * np.sin(turn)
-    motion[2, :, joint] = moving * w * np.cos(turn)
+    turn = (w * np.minimum(t_s - leg * move_s, move_s))[:, None]
+    moving = half_way * w * (t_s < motion_s + dt_s / 2)[:, None]
+    q = home + begin[leg] + half_way * (1 - np.cos(turn))
+    return np.stack((q, moving * np.sin(turn), moving * w * np.cos(turn)))
+
+
+def _follow(
+    model: mujoco.MjModel, servo: JointServo, motion: F64, feed_forward: FeedForward
+) -> F64:
+    """Command references [3, M, n] from rest; return the angles [M - 1, n] after each step."""
     q, qd, qdd = motion
-    q += home
     data = mujoco.MjData(model)
-    data.qpos[servo.q_address] = home
-    servo.law.hold(data, servo.actuator_ids, home)
-    targets = servo.targets(q, qd, qdd, servo.load_torque(q[:-1], qd[1:]))
-    ctrl, _, _ = servo.controls(targets, servo.law.ctrl(home))
-    measured = np.empty_like(ctrl)
-    for row, ctrl_of_step in enumerate(ctrl):
-        data.ctrl[servo.actuator_ids] = ctrl_of_step
-        mujoco.mj_step(model, data)
+    data.qpos[servo.q_address] = q[0]
+    servo.hold(data, q[0])
+    load_nm = servo.load_torque(q[:-1], qd[1:])
+    activation = data.ctrl[servo.actuator_ids].copy()
+    measured = np.empty_like(q[1:])
+    if feed_forward is FeedForward.VELOCITY:
+        ctrl, _, _ = servo.controls(servo.targets(q, qd, qdd, load_nm), activation)
+    for row in range(len(measured)):
+        if feed_forward is FeedForward.VELOCITY:
+            data.ctrl[servo.actuator_ids] = ctrl[row]
+            mujoco.mj_step(model, data)
+        else:
+            mujoco.mj_step1(model, data)
+            target = servo.computed_torque(data, q[row], qd[row], qdd[row], load_nm[row])
+            ctrl, activation, _ = servo.controls(target[None], activation)
+            data.ctrl[servo.actuator_ids] = ctrl[0]
+            mujoco.mj_step2(model, data)
         measured[row] = data.qpos[servo.q_address]
-    error = np.nan_to_num(np.abs(measured - q[1:]), nan=_DIVERGED)
-    return error, float(measured[-1, joint] - home[joint])
+    return measured
+
+
+def _errors(measured: F64, motion: F64) -> F64:
+    return np.nan_to_num(np.abs(measured - motion[0, 1:]), nan=_DIVERGED)

@@ -210,10 +210,13 @@ def set_physics(arm: mujoco.MjSpec) -> None:
         body.gravcomp = 1.0
 
 
-def load_robot(robot: RobotSpec, simulated: bool = False) -> mujoco.MjModel:
+def load_robot(
+    robot: RobotSpec, simulated: bool = False, arm: str | Path | None = None
+) -> mujoco.MjModel:
     """Compile a robot's model. Its base, or the parts' common origin, is the world's origin.
 
-    ``simulated`` gives it the physics of a simulation (:func:`set_physics`).
+    ``simulated`` gives it the physics of a simulation (:func:`set_physics`). ``arm`` is another
+    model of it, as for :func:`load_spec`.
 
     Raises:
         ResourceNotFoundError: A model file does not exist.
@@ -224,15 +227,15 @@ def load_robot(robot: RobotSpec, simulated: bool = False) -> mujoco.MjModel:
     with robot.named_in_errors():
         files = ", ".join(part.file for part in robot.model)
         with mujoco_errors(f"compile {files} of robot {robot.name!r}"):
-            spec = _with_servos(robot)
-            _require_names(spec, robot, "its model")
+            spec = load_spec(arm, robot)
             if simulated:
                 set_physics(spec)
             model = spec.compile()
         require_drives(model, robot)
         for limb in robot.limbs:
             _require_chain(model, limb)
-            narrow_ranges(model, limb)
+            if arm is None:
+                narrow_ranges(model, limb)
             _require_home(model, limb)
         return model
 

@@ -3,9 +3,10 @@
 Such an actuator produces ``kp (x - q) - kd qd``; ``actuators.py`` has the control of a target
 ``x``. To follow without lag, ``x`` must lead the reference by ``(kd + damping) / kp qd`` for the
 velocity, and by ``(M qdd + bias - passive) / kp`` for everything else. The velocity mode
-approximates M by each joint's own inertia at home; the computed torque takes M and the bias of the
-present state. A :class:`Compensation` adds what is known beyond the model: a delay, a payload,
-friction. An activation filter is inverted step by step.
+approximates M by each joint's own inertia at home, and takes springs and progressive damping at the
+reference; the computed torque takes all of these of the present state. A :class:`Compensation` adds
+what is known beyond the model: a delay, a payload, friction. An activation filter is inverted step
+by step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, instance_of, whole_number, within
 from strands_cosmos3.errors import ActuatorGuardError, ConfigError
-from strands_cosmos3.robots.actuators import position_servos
+from strands_cosmos3.robots.actuators import position_servos, resists
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.model import data_at, frame_body, joint_ids, tool_in_body
@@ -150,6 +151,9 @@ class JointServo:
         )
         self._acceleration = np.zeros(model.nv)
         self._torque = np.zeros(model.nv)
+        # MuJoCo counts this weight among the actuators' torques, and not among the passive ones
+        self._carried = self._dof_address[model.jnt_actgravcomp[joints] > 0]
+        self._resistance = _Resistance.of(model, joints, self.law.passive)
         self._payload = None
         if compensation.payload_kg:
             limb, *further = limbs
@@ -165,6 +169,10 @@ class JointServo:
         """[n] torque lost per speed, ``kd + damping``, in N m s/rad; the stiffness is ``kp``."""
         return self._lead_s * self.kp
 
+    def hold(self, data: mujoco.MjData, q_rad: F64) -> None:
+        """Set controls and activations so that the arm rests at angles [n]."""
+        self.law.hold(data, self.actuator_ids, self.no_feed_forward(q_rad))
+
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
         """Return the torques [M, n] along references [M, n] of the compensated payload's weight,
         and of friction: the model's own and the compensated one.
@@ -178,9 +186,11 @@ class JointServo:
         """Return targets [..., n] in rad, ``q + ((kd + damping) qd + inertia qdd + load) / kp``.
 
         ``inertia`` [n] in kg m2 is what each joint alone feels at home. It needs no state, so a
-        block is computed at once.
+        block is computed at once. The load is added to that of springs and progressive damping.
         """
         torque = self.inertia * qdd_rad_s2 + load_nm
+        if self._resistance is not None:
+            torque = torque + self._resistance.torque(q_rad, qd_rad_s)
         return q_rad + self._lead_s * qd_rad_s + torque / self.kp
 
     def targets(self, q_rad: F64, qd_rad_s: F64, qdd_rad_s2: F64, load_nm: F64) -> F64:
@@ -201,7 +211,11 @@ class JointServo:
         return targets
 
     def no_feed_forward(self, q_rad: F64, load_nm: F64 | float = 0.0) -> F64:
-        """Return targets [..., n] in rad, ``q + load / kp``."""
+        """Return targets [..., n] in rad, ``q + load / kp``; the load is added to that of
+        springs.
+        """
+        if self._resistance is not None:
+            load_nm = load_nm + self._resistance.torque(q_rad, np.zeros_like(q_rad))
         return q_rad + load_nm / self.kp
 
     def computed_torque(
@@ -215,11 +229,13 @@ class JointServo:
         """Return targets [n] in rad for one step. Call it between ``mj_step1`` and ``mj_step2``,
         with the dynamics of the present state.
 
-        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``.
+        ``q_r + kd/kp qd_r + (M qdd_r + qfrc_bias - qfrc_passive + load) / kp``, less the weight
+        that an actuator carries by itself (``actuatorgravcomp``).
         """
         dof = self._dof_address
         self._acceleration[dof] = qdd_rad_s2
         mujoco.mj_mulM(self.model, data, self._torque, self._acceleration)
+        self._torque[self._carried] -= data.qfrc_gravcomp[self._carried]
         torque = self._torque[dof] + data.qfrc_bias[dof] - data.qfrc_passive[dof] + load_nm
         return q_rad + (self.law.kd * qd_rad_s + torque) / self.kp
 
@@ -295,12 +311,58 @@ class Payload:
         return jacobian[:, self._dof], point
 
 
+@dataclass(eq=False)
+class _Resistance:
+    """What springs, and damping beyond the linear one, take from an arm's joints, by MuJoCo."""
+
+    model: mujoco.MjModel
+    joints: list[int]
+    linear: F64  # [n] damping in N m s/rad that is led by velocity
+
+    def __post_init__(self) -> None:
+        self._data = mujoco.MjData(self.model)
+        self._q = self.model.jnt_qposadr[self.joints]
+        self._dof = self.model.jnt_dofadr[self.joints]
+
+    @classmethod
+    def of(cls, model: mujoco.MjModel, joints: list[int], passive: F64) -> _Resistance | None:
+        """Return that of a model's joints; None without springs and progressive damping."""
+        if not resists(model, joints):
+            return None
+        return cls(model, joints, model.dof_damping[model.jnt_dofadr[joints]] + passive)
+
+    def torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
+        """Return the torques [..., n] against it at angles and velocities [..., n]."""
+        n = len(self.joints)
+        states = zip(q_rad.reshape(-1, n), qd_rad_s.reshape(-1, n), strict=True)
+        return np.stack([self._at(*state) for state in states]).reshape(q_rad.shape)
+
+    def _at(self, q_rad: F64, qd_rad_s: F64) -> F64:
+        data = self._data
+        data.qpos[self._q] = q_rad
+        data.qvel[self._dof] = qd_rad_s
+        for stage in _PASSIVE_STAGES:
+            stage(self.model, data)
+        return -(data.qfrc_spring + data.qfrc_damper)[self._dof] - self.linear * qd_rad_s
+
+
+_PASSIVE_STAGES = (
+    mujoco.mj_kinematics,
+    mujoco.mj_comPos,
+    mujoco.mj_tendon,
+    mujoco.mj_transmission,
+    mujoco.mj_fwdVelocity,
+)
+"""What MuJoCo computes for passive torques, without looking for contacts."""
+
+
 def _joint_inertia(model: mujoco.MjModel, joints: list[int], home_rad: F64) -> F64:
     """Return the diagonal [n] of the mass matrix in kg m2 with the arm at home."""
     data = data_at(model, joints, home_rad)
     dofs = model.jnt_dofadr[joints]
     mujoco.mj_comPos(model, data)
-    mujoco.mj_crb(model, data)
+    mujoco.mj_tendon(model, data)
+    mujoco.mj_makeM(model, data)  # tendons' armature, too
     column = np.empty(model.nv)
     inertia = np.empty(len(dofs))
     for i, dof in enumerate(dofs):

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, finite_array, known_name
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import position_servos
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     LimbKinematics,
@@ -35,6 +34,7 @@ from strands_cosmos3.robots.model import (
     require_drives,
     require_servos,
 )
+from strands_cosmos3.robots.servo import NO_COMPENSATION, JointServo
 from strands_cosmos3.robots.spec import Camera, GripperSpec, Limb, RobotSpec
 from strands_cosmos3.sim.scene_builder import (
     add_camera,
@@ -182,6 +182,8 @@ class Scene:
         model: 600 Hz, ``implicitfast``.
         view_names: The observation cameras, in the order of the robot's rig.
         robot, limbs: The robot, and its limbs by name.
+        arm: Another model of the robot, or None.
+        servo: The arm's servos, without compensation.
         bodies: The resting bodies by name.
         arm_qpos, arm_dof: [n] addresses of all limbs' joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: All fingers'.
@@ -205,6 +207,7 @@ class Scene:
             resting: Name of each resting body -> its height [m].
         """
         self.robot = robot
+        self.arm = arm
         with robot.named_in_errors():
             robot.require_independent("a scene")
             if gaps := scene_gaps(robot):
@@ -221,7 +224,7 @@ class Scene:
         self.arm_actuators = np.array(
             [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
         )
-        self.servos = position_servos(model, self.arm_actuators)
+        self.servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
         self.gripper_actuators = np.array([limb.gripper_actuator for limb in self.limbs.values()])
         self.robot_roots = frozenset(
             int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()
@@ -320,7 +323,7 @@ class Scene:
             )
         mujoco.mj_resetData(self.model, data)
         data.qpos[self.arm_qpos] = q
-        self.servos.hold(data, self.arm_actuators, q)
+        self.servo.hold(data, q)
         for limb in self.limbs.values():
             data.qpos[limb.finger_qpos] = limb.gripper.opening.from_fraction(1.0)
             data.ctrl[limb.gripper_actuator] = limb.gripper.command.from_fraction(1.0)

@@ -20,6 +20,7 @@ from strands_cosmos3.errors import (
     ConfigError,
     ControlError,
 )
+from strands_cosmos3.robots.drive_check import require_following
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import all_limits, is_franka
 from strands_cosmos3.robots.model import chain_to_body
@@ -89,7 +90,8 @@ class SimulatedArm(Restorable):
 
     Raises:
         UnknownNameError: No such limits or feed-forward.
-        ConfigError: The limits are another arm's, or assumed where ``strict`` refuses that.
+        ConfigError: The limits are another arm's, or assumed where ``strict`` refuses that; or a
+            robot that is not of this package does not move as commanded.
     """
 
     STATE = ("_seed", "_ctrl_under_way", "_led_q_rad", "_before_step", "_activation")
@@ -101,6 +103,7 @@ class SimulatedArm(Restorable):
         control: ControlConfig | None = None,
         plant: PlantErrors | None = None,
     ):
+        require_following(scene.robot, scene.arm)
         self.scene = scene
         self.plant = plant
         limbs = scene.robot.limbs
@@ -161,7 +164,7 @@ class SimulatedArm(Restorable):
         steps = 0 if self.plant is None else self.plant.delay_steps(self.dt_s)
         self._ctrl_under_way = deque([self.data.ctrl.copy() for _ in range(steps)])
         self._led_q_rad = self._before_step = None
-        self._activation = self.servo.law.ctrl(self.data.qpos[self.scene.arm_qpos])
+        self._activation = self.data.ctrl[self.scene.arm_actuators].copy()
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state: physics, delayed controls and executor."""

@@ -2,7 +2,9 @@
 reaches ctrl.
 """
 
+from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 
 import mujoco
 import numpy as np
@@ -13,9 +15,12 @@ from strands_cosmos3.control.executor import Executor, ReferenceBlock
 from strands_cosmos3.control.ik import MinkIKBridge
 from strands_cosmos3.control.trajectory import JointState
 from strands_cosmos3.errors import ActuatorGuardError, ControlError, Cosmos3Error
-from strands_cosmos3.robots.model import load_panda
+from strands_cosmos3.resources import resource
+from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.model import load_panda, load_robot
 from strands_cosmos3.robots.panda import FER, HOME_Q, dh_forward
-from strands_cosmos3.robots.servo import Compensation, JointServo
+from strands_cosmos3.robots.servo import NO_COMPENSATION, Compensation, JointServo
+from strands_cosmos3.robots.spec import ModelPart
 from strands_cosmos3.sim.simulated_arm import ControlConfig
 from strands_cosmos3.types import JointTrajectory
 from strands_cosmos3.worlds.arms import Robot
@@ -175,6 +180,104 @@ def test_the_models_own_friction_is_overcome_in_the_direction_of_motion():
     model.dof_frictionloss[:7] = 1.0
     servo = JointServo(model, Compensation(friction_nm=0.5))
     np.testing.assert_allclose(servo.load_torque(HOME_Q[None], qd), 1.5 * qd, atol=1e-9)
+
+
+RESISTANCES = {
+    "springs": ({"elbow_joint": 'stiffness="40 5 3" springref="0.4"'}, ""),
+    "progressive damping": ({"shoulder_lift_joint": 'damping="2 0 40"'}, ""),
+    "an actuator that damps": (
+        {},
+        '<actuator><motor name="brake" joint="wrist_1_joint" damping="3 9"/></actuator>',
+    ),
+    "a cable with a spring between two joints": (
+        {},
+        '<tendon><fixed name="cable" stiffness="4 0 1" springlength="0.1 0.3" damping="1 0.2">'
+        '<joint joint="elbow_joint" coef="1"/><joint joint="wrist_1_joint" coef="-0.5"/>'
+        "</fixed></tendon>",
+    ),
+    "a rope from the base to the forearm": (
+        {},
+        '<worldbody><site name="from" pos="0.3 0.1 0.9"/></worldbody>'
+        '<tendon><spatial name="rope" stiffness="50" springlength="0.2"><site site="from"/>'
+        '<site site="tcp"/></spatial></tendon>',
+    ),
+    "weight that the actuators carry": (
+        dict.fromkeys(
+            ("shoulder_lift_joint", "elbow_joint", "wrist_1_joint"), 'actuatorgravcomp="true"'
+        ),
+        "",
+    ),
+}
+
+
+@pytest.fixture
+def resisting(request, tmp_path) -> tuple[mujoco.MjModel, JointServo]:
+    """A simulated UR5e whose joints resist, and its servos."""
+    return ur5e(tmp_path, *RESISTANCES[request.param])
+
+
+def ur5e(folder, of_joints=MappingProxyType({}), more="") -> tuple[mujoco.MjModel, JointServo]:
+    """A simulated UR5e whose joints have further attributes, and more elements; and its servos."""
+    text = resource("assets/ur5e.xml").read_text().replace("</mujoco>", f"{more}</mujoco>")
+    for joint, attributes in of_joints.items():
+        text = text.replace(f'<joint name="{joint}"', f'<joint name="{joint}" {attributes}')
+    path = folder / "arm.xml"
+    path.write_text(text)
+    robot = get_robot("ur5e")
+    model = load_robot(replace(robot, model=(ModelPart(str(path)),)), simulated=True)
+    return model, JointServo(model, NO_COMPENSATION, *robot.limbs)
+
+
+def moving(model: mujoco.MjModel, servo: JointServo, seed: int) -> mujoco.MjData:
+    """A state near the UR5e's home."""
+    rng, data = np.random.default_rng(seed), mujoco.MjData(model)
+    data.qpos[servo.q_address] = get_robot("ur5e").home_rad + rng.uniform(-0.5, 0.5, 6)
+    data.qvel[:6] = rng.uniform(-1, 1, 6)
+    mujoco.mj_step1(model, data)
+    return data
+
+
+@pytest.mark.parametrize("resisting", RESISTANCES, indirect=True)
+def test_computed_torque_accelerates_an_arm_as_if_nothing_resisted(resisting, tmp_path):
+    """And as referenced, but for the fingers, which are not commanded and swing along."""
+    for seed in range(5):
+        qdd = np.random.default_rng(seed).uniform(-3, 3, 6)
+        accelerations = []
+        for model, servo in (resisting, ur5e(tmp_path)):
+            data = moving(model, servo, seed)
+            state = data.qpos[servo.q_address].copy(), data.qvel[:6].copy()
+            data.ctrl[servo.actuator_ids] = servo.computed_torque(data, *state, qdd)
+            mujoco.mj_forward(model, data)
+            accelerations.append(data.qacc[:6].copy())
+        np.testing.assert_allclose(accelerations[0], accelerations[1], atol=1e-8)
+        np.testing.assert_allclose(accelerations[0], qdd, atol=0.01)
+
+
+@pytest.mark.parametrize("resisting", RESISTANCES, indirect=True)
+def test_the_velocity_feed_forward_takes_what_resists(resisting):
+    """What is left is the weight, which the simulation takes from the arm."""
+    model, servo = resisting
+    for seed in range(5):
+        data = moving(model, servo, seed)
+        q, qd = data.qpos[servo.q_address].copy(), data.qvel[:6].copy()
+        data.ctrl[servo.actuator_ids] = servo.velocity_feed_forward(q, qd, np.zeros(6))
+        mujoco.mj_forward(model, data)
+        left = (data.qfrc_actuator + data.qfrc_passive)[:6]
+        data.qvel[:] = 0.0
+        mujoco.mj_forward(model, data)
+        np.testing.assert_allclose(left, data.qfrc_bias[:6], atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "resisting", ["springs", "a rope from the base to the forearm"], indirect=True
+)
+def test_a_held_arm_bears_its_springs(resisting):
+    model, servo = resisting
+    data, home = mujoco.MjData(model), get_robot("ur5e").home_rad
+    data.qpos[servo.q_address] = home
+    servo.hold(data, home)
+    mujoco.mj_step(model, data, 300)
+    np.testing.assert_allclose(data.qpos[servo.q_address], home, atol=1e-6)
 
 
 def test_reset_outside_the_range_changes_nothing(robots):
