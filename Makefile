@@ -104,12 +104,12 @@ doctor: $(VENV)/.sim
 INSTALL_LOCKED = $(BIN)/python -m pip install --require-hashes --requirement $(LOCK) \
   && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 
-# make rollout needs the simulation and the engine, with torch's CPU build (constraints.txt says why); tests the whole set.
+# make rollout needs the simulation and the engine (constraints.txt says how to get torch's CPU build); tests the whole set.
 $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --upgrade pip)
-	@echo "installing into $(VENV): MuJoCo, PyTorch (CPU) and others; a few minutes on the first run"
+	@echo "installing into $(VENV): MuJoCo, PyTorch and others; a few minutes on the first run"
 	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
 	@touch $@
 
@@ -121,8 +121,8 @@ $(VENV)-libero/.done: pyproject.toml constraints.txt | system
 	@touch $@
 
 $(VENV)-libero/.train: $(VENV)-libero/.done
-	@echo "installing PyTorch (CPU) into $(VENV)-libero"
-	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[libero,serve,train]'
+	@echo "installing PyTorch into $(VENV)-libero"
+	$(VENV)-libero/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[libero,serve,train,diffusers]'
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev

@@ -35,7 +35,7 @@ EXTRAS = from_tables(Extra, read_toml(Path(__file__).with_suffix(".toml")))
 OF_BACKEND = {
     "native": ("engine",),
     "distributed": ("engine",),
-    "diffusers": ("engine",),
+    "diffusers": ("engine", "diffusers"),
     "service": ("serve",),
 }
 """Backend -> extras that it needs; the others need none."""

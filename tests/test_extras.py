@@ -26,7 +26,7 @@ BLOCKED = """
 import sys
 from importlib.abc import MetaPathFinder
 from strands_cosmos3.extras import EXTRAS
-BLOCKED = {module for extra in EXTRAS.values() for module in extra.modules}
+BLOCKED = {module for name in sys.argv[1:] or EXTRAS for module in EXTRAS[name].modules}
 class Blocker(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in BLOCKED:
@@ -74,9 +74,10 @@ COMMANDS = [
 ]
 
 
-def run(code: str, folder: Path) -> list[str]:
+def run(code: str, folder: Path, *extras: str) -> list[str]:
+    """What code prints without the modules of some extras, or of all."""
     done = subprocess.run(
-        [sys.executable, "-c", BLOCKED + code],
+        [sys.executable, "-c", BLOCKED + code, *extras],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -152,6 +153,29 @@ tried("register()", strands_cosmos3.register)
         "pixel_to_latent_shape",
     }
     assert missing == simulated | engine | {"Cosmos3Policy()", "create_policy()", "register()"}
+
+
+def test_the_engine_acts_without_diffusers(tmp_path: Path):
+    """Only its own backend needs it, and says so before a checkpoint is read."""
+    code = """
+import contextlib, io
+from strands_cosmos3.backends import diffusers
+from strands_cosmos3.cli import main
+from strands_cosmos3.errors import MissingDependencyError
+print(main(["infer", "--self-test"]))
+error = io.StringIO()
+with contextlib.redirect_stderr(error):
+    main(["rollout", "--backend", "diffusers", "--model", "x"])
+print(error.getvalue().strip())
+try:
+    diffusers._load("x", None)
+except MissingDependencyError as error:
+    print(error)
+"""
+    *_, status, command, loaded = run(code, tmp_path, "diffusers")
+    assert status == "0"
+    for said in (command, loaded):
+        assert "pip install 'strands-cosmos3[diffusers]'" in said
 
 
 def test_the_table_agrees_with_the_metadata():

@@ -25,7 +25,8 @@ from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype
 from strands_cosmos3.engine.processor import ProcessedInput
-from strands_cosmos3.errors import BackendError, MissingDependencyError, VariantError
+from strands_cosmos3.errors import BackendError, VariantError
+from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -39,8 +40,8 @@ class DiffusersBackend(Backend):
 
     Raises:
         CheckpointError: The checkpoint cannot be loaded, or its action space is ``joint_pos``.
-        MissingDependencyError: accelerate, without which diffusers cannot load this model, is not
-            installed.
+        MissingDependencyError: diffusers is not installed, or accelerate, without which it cannot
+            load this model.
     """
 
     def __init__(
@@ -148,15 +149,11 @@ class DiffusersBackend(Backend):
 
 
 def _load(root: Path, dtype: torch.dtype) -> Any:
-    from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
-    from diffusers.video_processor import VideoProcessor
+    with needed_by("backend 'diffusers'"):
+        from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
+        from diffusers.video_processor import VideoProcessor
 
-    try:
         import_module("accelerate")  # diffusers needs it, and says so in a way that does not help
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend 'diffusers' needs accelerate: pip install accelerate."
-        ) from error
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe = cast("Any", Cosmos3OmniPipeline).from_pretrained(

@@ -71,7 +71,7 @@ class Doctor:
         console.print("Extras:")
         for name, extra in EXTRAS.items():
             mark = _MARKS[ABSENT if extra.absent else OK]
-            console.print(f"  {mark:27} {name:7} {extra.enables}")
+            console.print(f"  {mark:27} {name:9} {extra.enables}")
             if extra.absent:
                 console.print(f"{'':18}{escape(pip_command([name]))}")
         if self.json is not None:
