@@ -11,7 +11,7 @@ GL_PACKAGES := libegl1 libegl-mesa0 libgl1-mesa-dri
 # make LOCK=requirements-ci.txt installs exactly the packages of that file, by hash, as CI does (Python 3.11, Linux x86-64).
 LOCK ?=
 
-.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-install test-limits test-robots test-peers test-peer-sources test-slow test-recipes test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
+.PHONY: docs libero test-libero libero-policy bundled-policy test-docs chromium rollout view test test-isa test-install test-limits test-robots test-peers test-peer-sources test-slow test-recipes test-strands test-hostile test-browser test-lerobot licences lock check bench doctor clean system
 
 rollout: $(VENV)/.sim  ## the bundled policy picks up a cube in simulation, filmed: out/rollout.mp4
 	$(BIN)/strands-cosmos3 rollout --task pick --instruction "pick up the red cube" \
@@ -49,6 +49,9 @@ test-recipes: $(VENV)/.dev  ## the recipes of the policies, in tiny forms: night
 
 test-hostile: $(VENV)/.dev  ## 10,000 frames, 500 checkpoints and 2,000 command lines at random; ten minutes of kills, stops, floods, a full disk
 	$(BIN)/python -m pytest -m "slow or not slow" -s tests/test_hostile.py tests/engine/test_hostile_checkpoints.py tests/serving/test_attacks.py tests/serving/test_soak.py
+
+test-isa: $(VENV)/.dev  ## engine, ranks and backends with torch's plain, AVX2 and AVX-512 kernels, and with MKL's and oneDNN's AVX2 (about ten minutes)
+	PYTHONPATH=tests $(BIN)/python -m helpers.instructions -n $(WORKERS)
 
 test-install: $(VENV)/.dev  ## wheel and sdist, built, checked and installed on several Pythons: PYTHONS="python3.11 python3.12 python3.13"
 	$(BIN)/python -m pip install --quiet 'twine>=6'

@@ -8,6 +8,7 @@ import hypothesis
 import pytest
 
 from helpers.environments import ROOT
+from helpers.instructions import instructions
 from helpers.rank_groups import Harness
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
@@ -47,6 +48,11 @@ def group_of(nodeid: str) -> str:
         if any(path.is_relative_to(TESTS / member) for member in members):
             return group
     return str(path)
+
+
+def pytest_report_header() -> str:
+    """What arithmetic runs on: kernels of another instruction set sum in another order."""
+    return f"instructions: {instructions()}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,19 +1,20 @@
-"""The test of the tests: an engine that is wrong in one place must miss the oracle by ten times
-the tolerance.
+"""The test of the tests: an engine that is wrong in one place must miss the answer in float64 by ten
+times what is allowed (helpers/parity.py).
 """
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from helpers.cosmos3_oracle import PROMPT_IDS, Case, difference, engine, request
+from helpers.cosmos3_oracle import PROMPT_IDS, Case, engine, request
+from helpers.parity import case_share, reference_of, rms
 from strands_cosmos3.engine import denoising, sampler, sequence, transformer, vae, wan
 from strands_cosmos3.engine import engine as engine_module
 
-TOLERANCE = 5e-5
 MUTATIONS = {}
 
 
@@ -324,6 +325,58 @@ def query_groups_interleaved(patch, _):
     patch.setattr(transformer, "grouped_attention", attention)
 
 
+@mutation()
+def a_norm_a_few_thousandths_off(patch, model):
+    _scale(patch, model.generation.layers[1].input_layernorm_moe_gen, 1.003)
+
+
+@mutation()
+def time_embedding_in_bfloat16(patch, _):
+    original = transformer.TimeEmbedder.forward
+    patch.setattr(
+        transformer.TimeEmbedder,
+        "forward",
+        lambda self, t: original(self, t).bfloat16().float(),
+    )
+
+
+@mutation()
+def one_product_of_ten_bits(patch, model):
+    """As TF32 rounds: what enters, and the weight."""
+    layer = model.generation.layers[0].mlp_moe_gen.up_proj
+    patch.setattr(layer, "forward", lambda x: F.linear(_of_ten_bits(x), _of_ten_bits(layer.weight)))
+
+
+@mutation()
+def guidance_a_thousandth_off(*_):
+    return {"guidance_scale": 3.003}
+
+
+@mutation()
+def attention_a_thousandth_sharper(patch, _):
+    original = transformer.grouped_attention
+    patch.setattr(
+        transformer,
+        "grouped_attention",
+        lambda q, k, v, causal=False: original(1.001 * q, k, v, causal),
+    )
+
+
+WEAK = (
+    a_norm_a_few_thousandths_off,
+    time_embedding_in_bfloat16,
+    one_product_of_ten_bits,
+    guidance_a_thousandth_off,
+    attention_a_thousandth_sharper,
+)
+"""Those that change about a thousandth of the result."""
+
+
+def _of_ten_bits(x):
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * 2048).round() / 2048, exponent)
+
+
 def _positions(patch, change):
     original = sequence.generation_positions
 
@@ -371,15 +424,31 @@ def test_mutation_is_seen(name, kind, checkpoints, fresh, monkeypatch):
     case = Case(checkpoints[kind])
     model = engine(case.folder, case.dtype).transformer
     asked = MUTATIONS[name][0](monkeypatch, model) or {}
-    found = difference(case, **asked)
-    assert found >= 10 * TOLERANCE or math.isnan(found), (
-        f"{name} moves the result by {found:.2e} only"
-    )
+    found = case_share(case, **asked)
+    assert found >= 10, f"{name} moves the result by {found:.1f} times what is allowed only"
+
+
+@pytest.mark.parametrize("kind", ["silu", "relu2"])
+@pytest.mark.parametrize("mutate", WEAK, ids=lambda mutate: mutate.__name__)
+def test_a_thousandth_of_the_result_is_seen(mutate, kind, checkpoints, fresh, monkeypatch):
+    """On every processor: `make test-isa` runs this with other instructions. 6e-4 to 3.4e-3 of the
+    result were 100 to 560 times what is allowed on an AMD EPYC.
+    """
+    case = Case(checkpoints[kind])
+    model = engine(case.folder, case.dtype)
+    asked = mutate(monkeypatch, model.transformer) or {}
+    found, expected = model.step(replace(request(case), **asked)), reference_of(case)
+    moved = {
+        name: rms(found[name].reshape(exact.shape) - exact) / rms(exact)
+        for name, exact in expected.exact.items()
+    }
+    assert 3e-4 < max(moved.values()) < 1e-2
+    assert expected.share(found) >= 10
 
 
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_the_unmutated_engine_is_right(kind, checkpoints, fresh):
-    assert difference(Case(checkpoints[kind])) <= TOLERANCE
+    assert case_share(Case(checkpoints[kind])) <= 1
 
 
 def test_there_are_enough_mutations():
@@ -388,7 +457,7 @@ def test_there_are_enough_mutations():
 
 def test_a_request_does_not_change_what_is_compared(checkpoints):
     case = Case(checkpoints["silu"])
-    assert difference(case, seed=99) == difference(case), (
+    assert case_share(case, seed=99) == case_share(case), (
         "injected noise leaves nothing to the seed"
     )
-    assert difference(case, video_noise=request(case).video_noise + 0.01) > 10 * TOLERANCE
+    assert case_share(case, video_noise=request(case).video_noise + 0.001) > 10

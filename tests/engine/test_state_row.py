@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from helpers.cosmos3_oracle import CHUNK, Case, engine, request
-from helpers.stock_loop import Sequence, stock_loop, stock_pixels
+from helpers.parity import reference, share
+from helpers.stock_loop import stock_pixels
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine import sequence, transformer
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import InputError
 
-TOLERANCE = 5e-5
 SCALE = {"columns": "pose9_opening", "mean": [0.1] * 10, "std": [0.5] * 10}
 POLICY = {"num_inference_steps": 4, "guidance_scale": 3.0}
 SAMPLING = {
@@ -64,30 +64,21 @@ def asked(folders, space, known_rows=1, history=0, **changes):
     )
 
 
-def apart(folder, question, expected=None):
-    """Largest difference between the engine's answer and the stock loop's, over latents and
-    actions.
+def share_of(folder, question, expected=None, state_rows=1):
+    """The engine's error as a share of what is allowed; ``expected`` is the reference, if it is
+    known.
     """
     found = engine(folder, torch.float32).step(question)
-    video, action = expected or stock_loop(
-        folder, Sequence(question, 1, (0,), question.action_prefix)
-    )
-    return max(
-        float((found["video"] - video).abs().max()),
-        float((found["action"][0] - action).abs().max()),
-    )
+    return (expected or reference(folder, question, state_rows)).share(found)
 
 
 @pytest.fixture(scope="module")
 def expected(folders):
-    """A function to the stock loop's answer for one of the two action spaces and one way to
-    sample.
-    """
+    """A function to the reference for one of the two action spaces and one way to sample."""
 
     @cache
     def answer(space, sampling):
-        question = asked(folders, space, **SAMPLING[sampling])
-        return stock_loop(folders[space], Sequence(question, 1, (0,), question.action_prefix))
+        return reference(folders[space], asked(folders, space, **SAMPLING[sampling]), 1)
 
     return answer
 
@@ -96,7 +87,7 @@ def expected(folders):
 @pytest.mark.parametrize("sampling", SAMPLING)
 def test_a_step_with_a_state_row(folders, expected, space, sampling):
     question = asked(folders, space, **SAMPLING[sampling])
-    assert apart(folders[space], question, expected(space, sampling)) <= TOLERANCE
+    assert share_of(folders[space], question, expected(space, sampling)) <= 1
 
 
 @pytest.mark.parametrize(
@@ -107,21 +98,14 @@ def test_rows_before_and_after_the_state(folders, known_rows, history):
     the state at 0.
     """
     question = asked(folders, "joint_pos", known_rows, history, **POLICY)
-    assert apart(folders["joint_pos"], question) <= TOLERANCE
+    assert share_of(folders["joint_pos"], question) <= 1
 
 
 def test_history_without_a_state_row(checkpoints):
     folder = checkpoints["silu"]
     question = asked({"midtrain": folder}, "midtrain", 0, 2, **POLICY)
     question = replace(question, action_noise=question.action_noise[1:])
-    assert (
-        apart(
-            folder,
-            question,
-            stock_loop(folder, Sequence(question, 0, (0,), question.action_prefix)),
-        )
-        <= TOLERANCE
-    )
+    assert share_of(folder, question, state_rows=0) <= 1
 
 
 @pytest.mark.parametrize(
@@ -136,12 +120,7 @@ def test_a_state_before_known_actions(folders, known_rows, history):
     known = torch.from_numpy(np.random.RandomState(3).randn(CHUNK - 2, 8)).float()
     actions = {"mode": "forward_dynamics", "cond_action": known}
     question = asked(folders, "joint_pos", known_rows, history, **actions, **POLICY)
-    before = question.action_prefix[: 1 + history]
-    rows = torch.cat([before, known, known[-1:].expand(2, -1)])
-    folder = folders["joint_pos"]
-    assert (
-        apart(folder, question, stock_loop(folder, Sequence(question, 1, (0,), rows))) <= TOLERANCE
-    )
+    assert share_of(folders["joint_pos"], question) <= 1
 
 
 def test_history_must_be_given(folders):
@@ -187,34 +166,27 @@ WRONG = {
 def test_a_wrong_engine_is_seen(folders, expected, monkeypatch, name, sampling):
     question = asked(folders, "joint_pos", **SAMPLING[sampling])
     WRONG[name](monkeypatch)
-    assert apart(folders["joint_pos"], question, expected("joint_pos", sampling)) >= 10 * TOLERANCE
+    assert share_of(folders["joint_pos"], question, expected("joint_pos", sampling)) >= 10
 
 
 def test_decoded_pixels(checkpoints):
     """With the latents' mean and deviation, which no other test of latents sees."""
+    folder = checkpoints["silu"]
     latents = torch.randn(1, 16, 2, 3, 4, generator=torch.Generator().manual_seed(5))
-    decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
-    expected = stock_pixels(checkpoints["silu"], latents)
-    assert expected.std() > 0.05
-    assert (
-        float((decoding.vae.decode(latents).clamp(-1, 1) - (2 * expected - 1)).abs().max())
-        <= TOLERANCE
-    )
-    question = request(Case(checkpoints["silu"], steps=1, guidance=1.0))
+
+    def share_of_pixels(found, latents):
+        exact, peer = (stock_pixels(folder, latents, t) for t in (torch.float64, torch.float32))
+        assert exact.std() > 0.05
+        return share(found, exact, peer)
+
+    decoding = Cosmos3Engine.from_pretrained(folder, decode_video=True)
+    decoded = (decoding.vae.decode(latents).clamp(-1, 1) + 1) / 2
+    assert share_of_pixels(decoded, latents) <= 1
+    question = request(Case(folder, steps=1, guidance=1.0))
     result = decoding.step(
         replace(
             question, video_shape=(2, 3, 4), action_chunk=4, video_noise=None, action_noise=None
         )
     )
-    assert (
-        float((result["pixels"] - stock_pixels(checkpoints["silu"], result["video"])).abs().max())
-        <= TOLERANCE
-    )
-    assert (
-        float(
-            (result["pixels"] - stock_pixels(checkpoints["silu"], result["video"] * 1.01))
-            .abs()
-            .max()
-        )
-        > 10 * TOLERANCE
-    )
+    assert share_of_pixels(result["pixels"], result["video"]) <= 1
+    assert share_of_pixels(result["pixels"], result["video"] * 1.001) > 10

@@ -3,7 +3,8 @@ its pipeline cannot make.
 
 It follows the model's description (a state row at temporal position 0, history before it, given
 values without a time embedding and restored after each step) and shares no code with the engine:
-only the request, as a record of what is asked.
+only the request, as a record of what is asked. In float64 it says what the weights mean, and how
+far from that a run in float32 may be (helpers/parity.py).
 """
 
 from __future__ import annotations
@@ -40,17 +41,23 @@ class Sequence:
 
 
 @torch.no_grad()
-def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
-    """Video latents [1, C, F, H, W] and actions [chunk, raw width]."""
-    pipe, asked = pipeline(folder, torch.float32), sequence.asked
+def stock_loop(
+    folder: Any, sequence: Sequence, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Video latents [1, C, F, H, W] and actions [chunk, raw width], in a type throughout.
+
+    What is float32 by definition (timesteps, noise levels, coefficients of the sampler, tables of
+    rotations) is the same numbers in float64.
+    """
+    pipe, asked = pipeline(folder, dtype), sequence.asked
     scheduler, action_scheduler = _schedulers(pipe, asked)
-    clean, free_video = _video(pipe, sequence)
-    width = pipe.transformer.config.action_dim
-    given, free_action = torch.zeros(sequence.rows, width), torch.zeros(sequence.rows, width)
+    clean, free_video = _video(pipe, sequence, dtype)
+    shape = sequence.rows, pipe.transformer.config.action_dim
+    given, free_action = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
     free_action[len(sequence.given) :, : asked.raw_action_dim] = 1
-    given[: len(sequence.given), : sequence.given.shape[1]] = sequence.given
-    video = torch.where(free_video > 0, asked.video_noise, clean)
-    action = torch.where(free_action > 0, asked.action_noise, given)
+    given[: len(sequence.given), : sequence.given.shape[1]] = sequence.given.to(dtype)
+    video = torch.where(free_video > 0, asked.video_noise.to(dtype), clean)
+    action = torch.where(free_action > 0, asked.action_noise.to(dtype), given)
     prompts = [asked.text_ids, asked.neg_text_ids]
     for t in scheduler.timesteps:
         low, high = asked.guidance_interval or (-1, 1001)
@@ -72,17 +79,24 @@ def stock_loop(folder: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Ten
 
 
 @torch.no_grad()
-def stock_pixels(folder: Any, video: torch.Tensor) -> torch.Tensor:
+def stock_pixels(
+    folder: Any, video: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Pixels [1, 3, frames, height, width] in [0, 1] of video latents."""
-    vae = pipeline(folder, torch.float32).vae
+    vae = pipeline(folder, dtype).vae
     mean, std = (
         torch.tensor(values).view(1, -1, 1, 1, 1)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    return ((vae.decode(video * std + mean).sample + 1) / 2).clamp(0, 1)
+    latents = video.to(dtype) * std.to(dtype) + mean.to(dtype)
+    return ((vae.decode(latents).sample + 1) / 2).clamp(0, 1)
 
 
 def _schedulers(pipe: Any, asked: Any) -> tuple[Any, Any]:
+    if asked.use_karras_sigmas is None:  # the checkpoint's own schedule
+        scheduler = copy.deepcopy(pipe.scheduler)
+        scheduler.set_timesteps(asked.num_inference_steps)
+        return scheduler, copy.deepcopy(scheduler)
     flow = {"use_karras_sigmas": False, "flow_shift": asked.flow_shift}
     scheduler = UniPCMultistepScheduler.from_config({**pipe.scheduler.config, **flow})
     scheduler.set_timesteps(
@@ -92,13 +106,13 @@ def _schedulers(pipe: Any, asked: Any) -> tuple[Any, Any]:
     return scheduler, copy.deepcopy(scheduler)
 
 
-def _video(pipe: Any, sequence: Sequence) -> tuple[torch.Tensor, torch.Tensor]:
+def _video(pipe: Any, sequence: Sequence, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Latents of the whole clip, its last picture repeated to the end, and 1 where they are
     predicted.
     """
     asked = sequence.asked
     F, H, W = asked.video_shape
-    pixels = asked.cond_video_pixels
+    pixels = asked.cond_video_pixels.to(dtype)
     missing = (F - 1) * 4 + 1 - pixels.shape[2]
     pixels = torch.cat([pixels, pixels[:, :, -1:].repeat(1, 1, max(missing, 0), 1, 1)], dim=2)
     clean = pipe._encode_video(pixels)[..., :H, :W]
@@ -121,12 +135,13 @@ def _velocities(
     count, per_frame = sequence.rows, rows * columns
     tokens, known = F * per_frame, len(sequence.given)
     noisy_frames = [i for i in range(F) if i not in sequence.clean_frames]
-    noisy = torch.cat([torch.arange(per_frame) + text + i * per_frame for i in noisy_frames])
-    text_positions, after = get_3d_mrope_ids_text_tokens(text, 0, True)
+    noisy = torch.arange(text, text + tokens).view(F, per_frame)[noisy_frames].flatten()
+    text_positions, after = get_3d_mrope_ids_text_tokens(text, 0, config.enable_fps_modulation)
     where = {
         "temporal_offset": after + config.unified_3d_mrope_temporal_modality_margin,
-        "fps": asked.fps,
-        "base_fps": 24.0,
+        "reset_spatial_indices": config.unified_3d_mrope_reset_spatial_ids,
+        "fps": asked.fps if config.enable_fps_modulation else None,
+        "base_fps": float(config.base_fps),
     }
     offset = (0 if sequence.state_rows else 1) - asked.history_rows
     frames_at = get_3d_mrope_ids_vae_tokens(
@@ -149,7 +164,7 @@ def _velocities(
         vision_sequence_indexes=torch.arange(text, text + tokens),
         vision_mse_loss_indexes=noisy,
         vision_timesteps=torch.full((len(noisy),), t),
-        vision_noisy_frame_indexes=[torch.tensor(noisy_frames)],
+        vision_noisy_frame_indexes=[torch.tensor(noisy_frames, dtype=torch.long)],
         action_tokens=[action],
         action_token_shapes=[(count, 1, 1)],
         action_sequence_indexes=torch.arange(text + tokens, text + tokens + count),
