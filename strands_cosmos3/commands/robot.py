@@ -95,20 +95,22 @@ def _check(path: Path) -> int:
     from strands_cosmos3.embodiments import get_embodiment
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.robots.drive_check import drive_faults, drive_joints
-    from strands_cosmos3.robots.model import has_frame, load_robot
-    from strands_cosmos3.sim.scene import Scene
+    from strands_cosmos3.robots.model import has_frame, left_out, load_robot
     from strands_cosmos3.sim.scene_builder import scene_gaps
+    from strands_cosmos3.worlds.table.scene import TableScene
 
     robot = get_robot(path)
     model = load_robot(robot)
     lines = [f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."]
+    if settings := left_out(robot):
+        lines.append(f"A scene has its own; not taken over: {', '.join(settings)}.")
     gaps = scene_gaps(robot)
     try:
         drives = drive_joints(robot)
         lines += [str(drive) for drive in drives if drive.follows]
         faults = drive_faults(robot, drives)
         if not gaps:
-            Scene(robot=robot)
+            TableScene(robot=robot)
     except (ConfigError, InputError) as error:
         faults = [str(error)]
     parent = get_embodiment(robot.embodiment or "droid").tool_frame.parent

@@ -16,6 +16,7 @@ from strands_cosmos3.robots.model import (
     driven_joints,
     joint_names,
     joints_to,
+    left_out,
     mujoco_errors,
 )
 from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
@@ -57,7 +58,10 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     names = _limb_names(model, bodies)
     limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
     notes.append("title, source: what the robot is, and where its figures come from.")
-    return RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs), notes
+    robot = RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs)
+    if settings := left_out(robot):
+        notes.append(f"a scene has its own; not taken over: {', '.join(settings)}.")
+    return robot, notes
 
 
 def _require_names(model: mujoco.MjModel, path: Path) -> None:

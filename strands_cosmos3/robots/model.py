@@ -31,12 +31,10 @@ from strands_cosmos3.robots.actuators import JOINT_DRIVES, position_servos, serv
 from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
 from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_link7_flange
-from strands_cosmos3.robots.spec import GripperSpec, Limb, ModelPart, RobotSpec
+from strands_cosmos3.robots.settings import leave_settings_out, settings_left_out
+from strands_cosmos3.robots.spec import IMPRATIO, GripperSpec, Limb, ModelPart, RobotSpec
 
 PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
-_OPTIONS = ("timestep", "integrator", "cone", "impratio")
-"""Physics options that attaching drops; without the elliptic cone, grasps creep."""
-_CONTACT_OPTIONS = ("cone", "impratio")
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
 _SAME = 1e-9
 _PROBE_RAD = 0.3
@@ -200,12 +198,18 @@ def load_spec(spec: str | Path | None = None, robot: RobotSpec = PANDA) -> mujoc
     return arm
 
 
-def set_physics(arm: mujoco.MjSpec) -> None:
-    """Set the physics of a simulation: its rate, its integrator, and a weight that the arm
-    compensates itself, as real ones do.
+def _set_options(spec: mujoco.MjSpec, impratio: float) -> None:
+    """Set a scene's options: those of MuJoCo, but 600 Hz with ``implicitfast``, and contacts with
+    elliptic friction cones, without which grasps creep.
     """
-    arm.option.timestep = 1.0 / PHYSICS_HZ
-    arm.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.timestep = 1.0 / PHYSICS_HZ
+    spec.option.integrator = mujoco.mjtIntegrator.mjINT_IMPLICITFAST
+    spec.option.cone = mujoco.mjtCone.mjCONE_ELLIPTIC
+    spec.option.impratio = impratio
+
+
+def compensate_weight(arm: mujoco.MjSpec) -> None:
+    """Let the arm compensate its own weight in a simulation, as real ones do."""
     for body in arm.bodies[1:]:
         body.gravcomp = 1.0
 
@@ -215,8 +219,8 @@ def load_robot(
 ) -> mujoco.MjModel:
     """Compile a robot's model. Its base, or the parts' common origin, is the world's origin.
 
-    ``simulated`` gives it the physics of a simulation (:func:`set_physics`). ``arm`` is another
-    model of it, as for :func:`load_spec`.
+    It has a scene's options. ``simulated`` compensates its weight as well, as a scene does. ``arm``
+    is another model of it, as for :func:`load_spec`.
 
     Raises:
         ResourceNotFoundError: A model file does not exist.
@@ -229,7 +233,7 @@ def load_robot(
         with mujoco_errors(f"compile {files} of robot {robot.name!r}"):
             spec = load_spec(arm, robot)
             if simulated:
-                set_physics(spec)
+                compensate_weight(spec)
             model = spec.compile()
         require_drives(model, robot)
         for limb in robot.limbs:
@@ -241,18 +245,19 @@ def load_robot(
 
 
 def _with_servos(robot: RobotSpec, first: Path | None = None) -> mujoco.MjSpec:
-    arm = assembled(robot.model, first)
+    arm = assembled(robot.model, first, robot.impratio)
     for limb in robot.limbs:
         _set_servos(arm, limb)
         _complete(arm, limb)
     return arm
 
 
-def assembled(parts: tuple[ModelPart, ...], first: Path | None = None) -> mujoco.MjSpec:
+def assembled(
+    parts: tuple[ModelPart, ...], first: Path | None = None, impratio: float = IMPRATIO
+) -> mujoco.MjSpec:
     """Return the specification of a robot's parts; ``first`` is another file for the first one.
 
-    Physics options are those of the first part, but the contacts' are those of what is mounted on
-    it.
+    It has a scene's options. What the files state of a whole simulation is left out.
 
     Raises:
         ConfigError: MuJoCo cannot read or join the files, or one lacks a body that a part names.
@@ -262,12 +267,29 @@ def assembled(parts: tuple[ModelPart, ...], first: Path | None = None) -> mujoco
     with mujoco_errors(f"load {', '.join(repr(str(path)) for path in paths)}"):
         specs = [mujoco.MjSpec.from_file(str(path)) for path in paths]
         for part, spec in zip(parts, specs, strict=True):
+            leave_settings_out(spec)
             for name in part.without:
                 spec.delete(_body(spec, name, part))
             for pair in part.exclude:
                 body1, body2 = (_body(spec, name, part).name for name in pair)
                 spec.add_exclude(bodyname1=body1, bodyname2=body2)
-        return _joined(parts, specs)
+        whole = _joined(parts, specs)
+    _set_options(whole, impratio)
+    return whole
+
+
+def left_out(robot: RobotSpec) -> list[str]:
+    """Return what the files of a robot's model state of a simulation, such as ``"iterations 5"``,
+    and a scene does not take over; errors as :func:`assembled`.
+    """
+    of_scene = mujoco.MjSpec()
+    _set_options(of_scene, robot.impratio)
+    stated: dict[str, None] = {}
+    for path in map(model_file, robot.model):
+        with mujoco_errors(f"load {str(path)!r}"):
+            spec = mujoco.MjSpec.from_file(str(path))
+        stated |= dict.fromkeys(settings_left_out(spec, of_scene.option))
+    return list(stated)
 
 
 def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:
@@ -283,20 +305,14 @@ def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:
 def _joined(parts: tuple[ModelPart, ...], specs: list[mujoco.MjSpec]) -> mujoco.MjSpec:
     if parts[0].prefix or parts[0].yaw_deg:
         whole = mujoco.MjSpec()
-        for name in _OPTIONS:
-            setattr(whole.option, name, getattr(specs[0].option, name))
     else:  # attaching without a prefix makes MuJoCo warn
         whole = specs[0]
         world = specs[0].worldbody
         for child in (*world.bodies, *world.geoms, *world.sites, *world.cameras):
             child.pos = np.add(child.pos, parts[0].position_m)
         specs, parts = specs[1:], parts[1:]
-        if parts:  # a URDF's options, which would remove finger pads and what is only seen
-            whole.compiler.fusestatic = whole.compiler.discardvisual = False
     for part, spec in zip(parts, specs, strict=True):
         parent = whole.worldbody if part.mount is None else _body(whole, part.mount, part)
-        for name in _CONTACT_OPTIONS if part.mount is not None else ():
-            setattr(whole.option, name, getattr(spec.option, name))
         frame = parent.add_frame(
             pos=part.position_m, quat=quaternion_about(2, np.deg2rad(part.yaw_deg))
         )
@@ -336,7 +352,8 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
             spec.add_exclude(bodyname1=joint.parent.parent.name, bodyname2=joint.parent.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
         quat = quaternion_about(0, np.deg2rad(limb.tool_roll_deg))
-        spec.body(limb.frame).add_site(name=limb.tool, pos=limb.tool_m, quat=quat)
+        body = spec.body(limb.frame)  # its class may have defaults for sites
+        body.add_site(default=spec.default, name=limb.tool, pos=limb.tool_m, quat=quat)
 
 
 def _require_names(model: mujoco.MjSpec, robot: RobotSpec, source: str) -> None:

@@ -41,6 +41,8 @@ POSITION_FIRST_M = 0.01
 """The same of fewer than six joints, which cannot meet both: a radian that stays off costs less
 than a millimetre.
 """
+IMPRATIO = 20.0
+"""Default of :attr:`RobotSpec.impratio`: a grasped cube does not slip in seconds."""
 _PART_M = 10.0
 _REACH_M = 3.0
 """Greatest plausible distance of a robot's part, and reach of an arm."""
@@ -381,6 +383,8 @@ class RobotSpec:
             it, and a model borrows one.
         workspace: Where a scene puts cubes and the bin.
         aliases: Other names of it, under which a packaged robot is found.
+        impratio: MuJoCo's ratio of friction's impedance to the normal's, of all contacts in its
+            scene. What its model's file states of a simulation is not taken over.
 
     Attributes:
         file: The file that it was read from, or None; not part of what it is.
@@ -399,6 +403,7 @@ class RobotSpec:
     embodiment: str | None = None
     workspace: Workspace = Workspace()
     aliases: tuple[str, ...] = ()
+    impratio: float = IMPRATIO
     file: str | None = field(default=None, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -414,6 +419,7 @@ class RobotSpec:
                 f"a robot's name and title are one line of text each, got {self.name!r} and "
                 f"{self.title!r}."
             )
+        within(self.impratio, "impratio", 1e-2, 1e4)
         if self.embodiment is not None:
             get_embodiment(self.embodiment)
         if not self.model or not self.limbs:

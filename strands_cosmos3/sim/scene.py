@@ -7,7 +7,9 @@ top. x points away from the robot, y to its left. Lengths are in metres, angles 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -250,9 +252,10 @@ class Scene:
         return cameras(self.robot)
 
     def _compiled(self, arm: str | Path | None) -> mujoco.MjModel:
-        # e.g. a robot's file may have a table of its own
-        with mujoco_errors(f"build the scene of robot {self.robot.name!r}"):
+        action = f"build the scene of robot {self.robot.name!r}"
+        with mujoco_errors(action):
             spec = robot_spec(self.robot, arm)
+        with _no_name_twice(self.robot), mujoco_errors(action):
             self.furnish(spec)
             for camera in self.cameras().values():
                 add_camera(spec, camera)
@@ -377,6 +380,23 @@ class Scene:
     def T_world_body(self, data: mujoco.MjData, name: str) -> F64:
         """Return the pose [4, 4] of a body, e.g. ``"hand"``, as of the last step."""
         return pose_of(data.body(name))
+
+
+@contextmanager
+def _no_name_twice(robot: RobotSpec) -> Iterator[None]:
+    """Say how to mend a name that a robot's model and what a scene adds to it have both."""
+    try:
+        yield
+    except ConfigError as error:
+        if (clash := re.search(r"repeated name '(.*)' in (\w+)", str(error))) is None:
+            raise
+        name, kind = clash.groups()
+        leave_out = f', or leave it out: without = ["{name}"] in the table [[model]]'
+        raise ConfigError(
+            f"MuJoCo cannot build the scene of robot {robot.name!r}: its model has a {kind} "
+            f"{name!r}, and so has the scene. Rename it in the model's file"
+            f"{leave_out if kind == 'body' else ''}."
+        ) from error
 
 
 def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.model import load_spec, set_physics
+from strands_cosmos3.robots.model import compensate_weight, load_spec
 from strands_cosmos3.robots.spec import Camera, RobotSpec
 from strands_cosmos3.tables import from_table, read_toml
 
@@ -107,13 +107,13 @@ def view_names_of(robot: RobotSpec) -> tuple[str, ...]:
 
 
 def robot_spec(robot: RobotSpec, arm: str | Path | None = None) -> mujoco.MjSpec:
-    """Return a robot's specification, ready to be furnished: physics rate, gravity compensation and
-    the servos of its grippers are set. ``arm`` and errors as for
+    """Return a robot's specification, ready to be furnished: a scene's options, gravity
+    compensation and the servos of its grippers are set. ``arm`` and errors as for
     :func:`~strands_cosmos3.robots.model.load_spec`.
     """
     spec = load_spec(arm, robot)
     spec.modelname = "tabletop"
-    set_physics(spec)
+    compensate_weight(spec)
     # a Panda's stock gains grip a cube with 1 N per finger, the real hand with 30 N
     for gripper in filter(None, (limb.gripper for limb in robot.limbs)):
         servo = spec.actuator(gripper.actuator)
@@ -210,13 +210,16 @@ def _add_free(
     spec.add_material(name=name, rgba=[*rgb, 1], specular=0.25, shininess=0.35, emission=0.12)
     pos = [0, 0, height_m / 2]
     body = spec.worldbody.add_body(name=name, pos=pos, explicitinertial=True, **inertial)
-    body.add_freejoint(name=name)
+    body.add_freejoint().name = name  # as an argument, a name that there is already gets lost
     body.add_geom(name=name, type=_SHAPES[shape], size=size, material=name, **CONTACT)
 
 
 def add_camera(spec: mujoco.MjSpec, camera: Camera) -> None:
-    """Add a camera to its body."""
+    """Add a camera to its body. It replaces one of that name that the robot's model has."""
+    if (of_model := spec.camera(camera.name)) is not None:
+        spec.delete(of_model)
     spec.body(camera.body).add_camera(
+        default=spec.default,
         name=camera.name,
         pos=camera.position_m,
         quat=camera_quat(np.subtract(camera.position_m, camera.target_m), camera.up),
