@@ -164,7 +164,7 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
         failure["condition"],
         f"{failure['task']} {failure['index']}",
         f"seed {failure['seed']}",
-        failure["outcome"],
+        failure["ended"],
         f"{failure['duration_s']:.1f} s",
     )
     spans = "".join(f'<span class="tag">{escape(tag)}</span>' for tag in tags)

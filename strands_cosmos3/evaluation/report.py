@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.evaluation.driver import failures_to_film
 from strands_cosmos3.evaluation.folder import Record, RunFolder
 from strands_cosmos3.evaluation.page import page
@@ -99,12 +100,27 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
         "seed": assignment.seed,
         **assignment.instructions(),
         "outcome": record["outcome"],
+        "ended": ended(record),
         "duration_s": record["duration_s"],
         "fault": record.get("fault"),
         "film": None if film is None else str(film.relative_to(folder.path)),
         "film_is_equal": is_equal,
         "repeat": repeat_command(folder.settings, assignment),
     }
+
+
+def ended(record: Record) -> str:
+    """Return how an episode ended, in words: what kept it from its goal, if that was counted."""
+    counters = record.get("counters", {})
+    stops = counters.get(f"collision_{CollisionOutcome.STOPPED}", 0)
+    reasons = [f"stopped for a collision {_times(stops)}"] if stops else []
+    if record.get("held"):
+        reasons.append(f"in the end {record['held']}")
+    return "; ".join(reasons) or str(record["outcome"])
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def repeat_command(settings: Settings, assignment: Assignment) -> str | None:

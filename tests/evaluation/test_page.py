@@ -6,11 +6,13 @@ import shlex
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
+import pytest
+
 from strands_cosmos3.cli import main
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
-from strands_cosmos3.evaluation.report import make_report, repeat_command, write_report
+from strands_cosmos3.evaluation.report import ended, make_report, repeat_command, write_report
 from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.evaluation.statistics import wilson
@@ -114,6 +116,23 @@ def test_failures_are_named_with_the_command_that_repeats_them(tmp_path):
     assert failure["film"] == "films/plain/reach-00000.mp4"
     assert f"--seed {failure['seed']}" in failure["repeat"]
     assert failure["repeat"] in page.replace("&#x27;", "'").replace("&quot;", '"')
+
+
+@pytest.mark.parametrize(
+    ("record", "says"),
+    [
+        ({"counters": {"collision_stopped": 19}}, "stopped for a collision 19 times"),
+        ({"counters": {"collision_stopped": 1, "holds": 2}}, "stopped for a collision once"),
+        ({"counters": {"collision_avoided": 3}}, "timeout"),
+        (
+            {"counters": {"collision_stopped": 2}, "held": "no chunk came"},
+            "stopped for a collision 2 times; in the end no chunk came",
+        ),
+        ({}, "timeout"),
+    ],
+)
+def test_a_failure_says_what_kept_the_arm_from_its_goal(record, says):
+    assert ended({"outcome": "timeout", **record}) == says
 
 
 def test_the_command_repeats_the_very_episode(tmp_path):
