@@ -38,7 +38,7 @@ class Checkpoint:
     what: Annotated[Literal["inspect", "convert", "contract"], tyro.conf.Positional]
     """inspect it, convert it, or print the contract file to fill in."""
     path: Annotated[str, tyro.conf.Positional]
-    """Folder, contract file (.toml) that names one, or hub repository."""
+    """Folder, contract file (.toml) that names one, or owner/name[@revision] on the hub."""
     base: str | None = None
     """Checkpoint that it was trained from, with VAE and tokenizer: folder or hub repository. The
     default is the contract's.

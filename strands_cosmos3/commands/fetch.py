@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+from strands_cosmos3.engine.variants import cached_revisions
 from strands_cosmos3.errors import (
     DatasetAccessError,
     DatasetError,
@@ -20,7 +22,8 @@ def locate_dataset(name: str, option: str) -> Path:
     ``owner/name@revision``.
 
     A snapshot is downloaded into huggingface_hub's cache, and complete ones are used without a
-    network. ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured.
+    network, the only one also where no branch points to it. ``HF_HOME``, ``HF_HUB_OFFLINE`` and
+    ``HF_TOKEN`` are honoured.
 
     Raises:
         DatasetNotFoundError: There is no such folder, and no such dataset or revision on the hub.
@@ -45,12 +48,15 @@ def locate_dataset(name: str, option: str) -> Path:
     missing = f"{option} {name!r} is neither a folder nor a dataset on the hub"
     if repository.count("/") != 1 or name.startswith(("/", ".", "~")):
         raise DatasetNotFoundError(f"{missing}; give a folder, owner/name or owner/name@revision.")
+    fetch = partial(snapshot_download, repository, repo_type="dataset", allow_patterns=_PATTERNS)
     try:
-        return Path(
-            snapshot_download(
-                repository, repo_type="dataset", revision=revision or None, allow_patterns=_PATTERNS
-            )
-        )
+        try:
+            return Path(fetch(revision=revision or None))
+        except LocalEntryNotFoundError:
+            cached = cached_revisions(repository, "dataset")
+            if revision or len(cached) != 1:
+                raise
+            return Path(fetch(revision=cached[0]))
     except HFValidationError as error:
         raise DatasetNotFoundError(f"{missing}: {error}") from None
     except GatedRepoError:

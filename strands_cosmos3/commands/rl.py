@@ -43,7 +43,9 @@ class RLCommand:
     out: Path
     """Folder of the run."""
     model: str
-    """Checkpoint to begin from: a folder in the released layout, or a hub repository."""
+    """Checkpoint to begin from: a folder in the released layout, or owner/name[@revision] on the
+    Hugging Face hub.
+    """
     world: str = "table"
     """World to learn in, e.g. table, libero/libero_object, or module:name or file.py:name of your
     own. One that does not return to states, or does not say how far a task has come, gets

@@ -100,36 +100,66 @@ def locate(
     path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False
 ) -> Path:
     """The folder of a checkpoint: a local one, or the snapshot of the hub repository
-    ``owner/name``, downloaded if needed.
+    ``owner/name`` or ``owner/name@revision``, downloaded if needed.
 
-    A contract file that names a checkpoint is as good as a local folder.
+    A contract file that names a checkpoint is as good as a local folder. Without a network and
+    without a revision, the only snapshot in the cache is taken, also where no branch points to it.
 
     ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured. Raises LayoutError if it does not
-    exist or cannot be fetched, ConfigError if a ``revision`` was given for a local folder.
+    exist or cannot be fetched, ConfigError if a ``revision`` was given for a local folder, or
+    twice.
     """
     if (path := existing(path_or_repo_id)) is not None:
         if revision is not None:
             raise ConfigError(f"{path} is a local folder; `revision` belongs to a hub repository.")
         return path
-    name = str(path_or_repo_id)
-    if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise LayoutError(f"{shown(name)} is neither a folder nor a hub repository (owner/name).")
+    name, at, named = str(path_or_repo_id).partition("@")
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or (at and not named):
+        raise LayoutError(
+            f"{shown(str(path_or_repo_id))} is neither a folder nor a hub repository (owner/name "
+            "or owner/name@revision)."
+        )
+    if at and revision is not None:
+        raise ConfigError(f"{path_or_repo_id} and {revision!r} are two revisions; give one.")
+    revision = revision or named or None
     # needs the network, so imported for repositories only
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    fetch = partial(snapshot_download, name, revision=revision, local_files_only=local_files_only)
-    try:
-        folder = fetch(allow_patterns=list(_PATTERNS))
+    fetch = partial(snapshot_download, name, local_files_only=local_files_only)
+
+    def fetched(revision: str | None) -> Path:
+        folder = fetch(revision=revision, allow_patterns=list(_PATTERNS))
         if not (Path(folder) / "transformer").exists():
-            folder = fetch(allow_patterns=[*_PATTERNS, *_OTHER_FORMATS])
+            folder = fetch(revision=revision, allow_patterns=[*_PATTERNS, *_OTHER_FORMATS])
+        return Path(folder)
+
+    cached = ()
+    try:
+        try:
+            return fetched(revision)
+        except LocalEntryNotFoundError:
+            cached = cached_revisions(name, "model")
+            if revision is not None or len(cached) != 1:
+                raise
+            return fetched(cached[0])
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        which = f" The cache has the revisions {', '.join(cached)}." if cached else ""
         raise LayoutError(
-            f"{name!r} is not a local folder and could not be fetched from the hub: "
-            f"{type(error).__name__}: {error}. "
-            "Pass a local folder, log in with `hf auth login`, or accept the model's licence."
+            f"{str(path_or_repo_id)!r} is not a local folder and could not be fetched from the "
+            f"hub: {type(error).__name__}: {error}.{which} Pass a local folder or "
+            "owner/name@revision, log in with `hf auth login`, or accept the model's licence."
         ) from None
-    return Path(folder)
+
+
+def cached_revisions(repository: str, kind: str) -> tuple[str, ...]:
+    """Return the commits of a ``model`` or ``dataset`` that Hugging Face's cache has, whether or
+    not a branch points to them.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    folder = Path(HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}", "snapshots")
+    return tuple(sorted(path.name for path in folder.glob("*") if path.is_dir()))
 
 
 def existing(name: str | Path, folder: Path = Path()) -> Path | None:

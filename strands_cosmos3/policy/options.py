@@ -94,7 +94,8 @@ class PolicyOptions:
     service with its address, else native.
     """
     model: str | None = option(None, *MODEL_BACKENDS)
-    """For native, distributed and diffusers: a checkpoint's folder or hub repository. None is the
+    """For native, distributed and diffusers: a checkpoint's folder, or owner/name[@revision] on
+    the Hugging Face hub. None is the
     bundled policy, which can reach, pick and place on one simulated table.
     """
     action_space: Literal["midtrain", "joint_pos"] | None = None

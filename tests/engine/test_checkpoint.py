@@ -605,6 +605,57 @@ def test_preflight_s_figures_hold_a_step_and_tell_forms_apart(checkpoints, monke
         )
 
 
+COMMITS = "0123456789abcdef0123456789abcdef01234567", "89abcdef0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def hub_cache(tmp_path, checkpoints, monkeypatch):
+    """A function that puts snapshots of me/arm into an empty cache, and branches to them."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--me--arm"
+
+    def fill(commits, **branches):
+        for commit in commits:
+            shutil.copytree(checkpoints["silu"], repository / "snapshots" / commit)
+        (repository / "refs").mkdir()
+        for branch, commit in branches.items():
+            (repository / "refs" / branch).write_text(commit)
+        return repository / "snapshots"
+
+    return fill
+
+
+def test_a_revision_is_part_of_the_name(hub_cache):
+    first, second = COMMITS
+    snapshots = hub_cache(COMMITS, main=first, v2=second)
+    for name, commit in {
+        "me/arm": first,
+        "me/arm@main": first,
+        "me/arm@v2": second,
+        f"me/arm@{second}": second,
+    }.items():
+        assert locate(name, local_files_only=True) == snapshots / commit
+    assert locate("me/arm", revision="v2", local_files_only=True) == snapshots / second
+    with pytest.raises(LayoutError, match="me/arm@v3"):
+        locate("me/arm@v3", local_files_only=True)
+    with pytest.raises(ConfigError, match="two revisions"):
+        locate("me/arm@v2", revision="main")
+    with pytest.raises(LayoutError, match="owner/name@revision"):
+        locate("me/arm@")
+
+
+def test_a_cache_that_was_filled_by_commit(hub_cache):
+    first, _ = COMMITS
+    snapshots = hub_cache([first])
+    assert locate("me/arm", local_files_only=True) == snapshots / first
+
+
+def test_a_cache_of_two_commits_and_no_branch_asks_for_one(hub_cache):
+    hub_cache(COMMITS)
+    with pytest.raises(LayoutError, match=f"the revisions {', '.join(COMMITS)}"):
+        locate("me/arm", local_files_only=True)
+
+
 def test_locate(tmp_path, checkpoints, monkeypatch):
     assert locate(checkpoints["silu"]) == checkpoints["silu"]
     with pytest.raises(ConfigError, match="revision"):
