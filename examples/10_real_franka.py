@@ -183,8 +183,8 @@ class FrankaArm:
         if np.abs(qd).max() > 1e-3:
             late_ms = (now_s - self._end_s + BUFFER_S) * 1e3
             raise ControlError(
-                f"the loop was {late_ms:.0f} ms late, and the arm is braking; start again from "
-                "rest."
+                f"the loop was {late_ms:.0f} ms late, and the arm is braking; "
+                "start again from rest."
             )
         return slice(last, last), now_s + BUFFER_S
 
@@ -425,8 +425,8 @@ def main(argv=None, franky=None):
         )
         off_rad = first_motion(arm, limits)
         print(
-            f"held, and turned joint 7 by 3 degrees and back: within {off_rad:.4f} rad of every "
-            "reference"
+            f"held, and turned joint 7 by 3 degrees and back: within {off_rad:.4f} "
+            "rad of every reference"
         )
         if args.identify:
             q, _, opening = arm.joint_state()

@@ -314,8 +314,8 @@ class Embodiment:
             return next(iter(self.spaces.values()))
         if name not in tuple(self.spaces):  # an unhashable name too
             raise ActionSpaceError(
-                f"embodiment {self.name!r} has no action space {name!r}; it has: "
-                f"{', '.join(self.spaces)}."
+                f"embodiment {self.name!r} has no action space {name!r}; it "
+                f"has: {', '.join(self.spaces)}."
             )
         return self.spaces[name]
 

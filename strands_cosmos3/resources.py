@@ -196,8 +196,8 @@ def locked(folder: Path, option: str) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(
-                f"another process writes to {folder}; wait for it, stop it, or choose another "
-                f"{option}."
+                f"another process writes to {folder}; wait for it, stop it, or "
+                f"choose another {option}."
             ) from None
         yield
     finally:

@@ -296,8 +296,8 @@ class Request:
         ):
             if value is None and self.mode is mode:
                 raise InputError(
-                    f"mode {str(mode)!r} needs {name}, which a policy's methods take as "
-                    f"{argument}=."
+                    f"mode {str(mode)!r} needs {name}, which a policy's "
+                    f"methods take as {argument}=."
                 )
             if value is not None and self.mode is not mode:
                 raise InputError(
@@ -359,8 +359,7 @@ class ActionChunk:
         if action.shape[1] != space.width:
             raise ActionSpaceError(
                 f"action has {action.shape[1]} columns, but {space.name!r} of "
-                f"{self.embodiment.name!r} has "
-                f"{space.width}: "
+                f"{self.embodiment.name!r} has {space.width}: "
                 f"{', '.join(space.columns)}.{_others_of_width(embodiment, action.shape[1])}"
             )
         if space.normalized:

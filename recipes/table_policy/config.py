@@ -101,6 +101,5 @@ def tier_of(height: int, width: int) -> int:
             return tier
     raise ConfigError(
         f"demonstrations are {height} x {width}, which is not a canvas of any tier; record them "
-        "with `demos --tier`, one of "
-        f"{', '.join(map(str, TIERS))}."
+        f"with `demos --tier`, one of {', '.join(map(str, TIERS))}."
     )

@@ -264,8 +264,8 @@ class ClipWindows(_DemoWindows):
         )
         if not len(self._undisturbed):
             raise ConfigError(
-                "no labelled clip shows the expert undisturbed for a whole chunk; record more "
-                "demonstrations."
+                "no labelled clip shows the expert undisturbed for a whole chunk; "
+                "record more demonstrations."
             )
 
     def batch(self, step: int) -> Batch:

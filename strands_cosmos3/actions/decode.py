@@ -373,8 +373,8 @@ def _gripper_column(gripper: Any, n: int, embodiment: Embodiment, limb: LimbColu
     if (gripper is None) != (limb.gripper is None):
         takes = "no gripper" if limb.gripper is None else "a gripper of open fractions [T]"
         raise InputError(
-            f"rows of {embodiment.name!r} take {takes} for {limb.name!r}, got "
-            f"{type(gripper).__name__}."
+            f"rows of {embodiment.name!r} take {takes} for {limb.name!r}, "
+            f"got {type(gripper).__name__}."
         )
     if limb.gripper is None:
         return None

@@ -121,8 +121,8 @@ class ActionStats:
                 figure = trailing(value, name, (None,), leading=0)
                 if len(figure) != len(self.columns):
                     raise StatisticsError(
-                        f"{name} of {self.domain!r} has {len(figure)} columns, but there are "
-                        f"{len(self.columns)}."
+                        f"{name} of {self.domain!r} has {len(figure)} columns, but there "
+                        f"are {len(self.columns)}."
                     )
                 object.__setattr__(self, name, figure)
         for low_name, high_name in (("q01", "q99"), ("min", "max"), ("0", "std")):
@@ -181,8 +181,8 @@ class ActionStats:
         b = cast("F64 | None", getattr(self, high))
         if a is None or b is None:
             raise StatisticsError(
-                f"statistics of {self.domain!r} have no {low}/{high} for {method!r}; use "
-                "'quantile'."
+                f"statistics of {self.domain!r} have no {low}/{high} for "
+                f"{method!r}; use 'quantile'."
             )
         offset, scale = (a, b) if method == "meanstd" else ((b + a) / 2, (b - a) / 2)
         return Affine(offset, scale, self.columns)
@@ -283,13 +283,13 @@ def _only_figures(blocks: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if any(figures != first for figures in by_block.values()):
         listed = " and ".join(repr(name) if name else "the top level" for name in by_block)
         raise StatisticsError(
-            f"{path}: {listed} hold different figures; keep the ones that the rows were normalised "
-            "with."
+            f"{path}: {listed} hold different figures; keep the ones that the "
+            "rows were normalised with."
         )
     if not {*FIGURES[:2]} <= first.keys():
         raise StatisticsError(
-            f"{path} has no lists q01 and q99 of the action columns; statistics need at least "
-            "those."
+            f"{path} has no lists q01 and q99 of the action columns; "
+            "statistics need at least those."
         )
     return first
 
@@ -300,8 +300,8 @@ def _described(data: Mapping[str, Any], path: Path) -> tuple[str, tuple[str, ...
     columns = data.get("columns")
     if data["schema"] != _SCHEMA or not isinstance(domain, str) or not isinstance(columns, list):
         raise StatisticsError(
-            f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which stats/README.md "
-            "describes."
+            f"{str(path)!r} does not follow statistics schema {_SCHEMA}, which "
+            "stats/README.md describes."
         )
     return domain, tuple(cast("list[str]", columns))
 
@@ -324,15 +324,13 @@ def stats_for(
     if stats.domain != embodiment.stats:
         raise StatisticsError(
             f"statistics of {stats.domain!r} do not fit embodiment {embodiment.name!r}, whose "
-            "statistics are "
-            f"{embodiment.stats!r}; equal width does not make them interchangeable. Pass "
-            "load_action_stats("
-            f"{embodiment.stats!r})."
+            f"statistics are {embodiment.stats!r}; equal width does not make them interchangeable. "
+            f"Pass load_action_stats({embodiment.stats!r})."
         )
     if stats.width != width:
         raise StatisticsError(
-            f"statistics of {stats.domain!r} have {stats.width} columns, {embodiment.name!r} "
-            f"{width}."
+            f"statistics of {stats.domain!r} have {stats.width} columns, "
+            f"{embodiment.name!r} {width}."
         )
     return stats
 

@@ -80,8 +80,8 @@ class DiffusersBackend(Backend):
         """
         if request.mode is not Mode.POLICY:
             raise BackendError(
-                f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} needs "
-                "backend='native'."
+                f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} "
+                "needs backend='native'."
             )
         processed = self._input(request, self.info.name)
         sampling = self._input.sampling(request)

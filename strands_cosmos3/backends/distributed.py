@@ -46,8 +46,7 @@ class DistributedBackend(EngineBackend):
         if ":" in str(device):
             raise ConfigError(
                 f"device {options.engine.device!r} is one GPU; ranks take one each: use "
-                "device='cuda', "
-                "or 'cpu'."
+                "device='cuda', or 'cpu'."
             )
         _check_gpus(device.type, parallel)
         number, count = replica

@@ -177,7 +177,7 @@ def as_path(model: Any, backend: str) -> str | Path:
     """
     if not isinstance(model, str | Path):
         raise BackendError(
-            f"backend {backend!r} needs model= a checkpoint's folder or hub repository, got "
-            f"{model!r}."
+            f"backend {backend!r} needs model= a checkpoint's folder or hub "
+            f"repository, got {model!r}."
         )
     return model

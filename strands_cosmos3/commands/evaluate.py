@@ -232,8 +232,8 @@ def _dynamics(settings: Settings, console: Console) -> Callable[[], Mapping[str,
         return None
     if settings.get_world().identity(settings.robot) != {"world": "table"}:
         raise ConfigError(
-            f"clips={settings.clips}: dynamics are evaluated on the table with a Panda; leave it "
-            "out."
+            f"clips={settings.clips}: dynamics are evaluated on the table with "
+            "a Panda; leave it out."
         )
     from strands_cosmos3.training.dynamics import judge_dynamics, require_video
     from strands_cosmos3.training.windows import ROWS

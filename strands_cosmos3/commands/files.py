@@ -82,8 +82,8 @@ def require_apart(
         for other, paths in inputs.items():
             if at in map(_place, [paths] if isinstance(paths, Path) else paths or ()):
                 raise ConfigError(
-                    f"{flag} would overwrite {str(path)!r}, which {other} reads; choose another "
-                    "place."
+                    f"{flag} would overwrite {str(path)!r}, which {other} "
+                    "reads; choose another place."
                 )
 
 

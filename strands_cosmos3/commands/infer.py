@@ -289,8 +289,8 @@ class InferCommand:
         if len(self.image) != len(views):
             composed = f", or its views {', '.join(views)}" if views else ""
             raise ConfigError(
-                f"--image takes one picture of {embodiment.name!r}{composed}; got "
-                f"{len(self.image)}."
+                f"--image takes one picture of {embodiment.name!r}{composed}; "
+                f"got {len(self.image)}."
             )
         return {name: read_frames(path)[0] for name, path in zip(views, self.image, strict=True)}
 

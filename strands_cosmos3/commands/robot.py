@@ -142,8 +142,8 @@ def _fetched(name: str, wheels: Path | None) -> list[str]:
         model = load_robot(robot)
     except ConfigError as error:
         raise FetchError(
-            f"the model in {source.folder} is damaged: {error} Delete that folder, and fetch it "
-            "again."
+            f"the model in {source.folder} is damaged: {error} Delete that "
+            "folder, and fetch it again."
         ) from error
     return [
         f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.",

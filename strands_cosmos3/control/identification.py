@@ -111,8 +111,8 @@ def fit(
     unit = Payload(model, 1.0, limb)
     if len(q_rad) * dt_s < 1.0 or np.ptp(q_ref_rad, axis=0).max() < SWAY_RAD / 4:
         raise ControlError(
-            "the arm moved too little to identify anything; record a second or more of a moving "
-            "arm."
+            "the arm moved too little to identify anything; record a second "
+            "or more of a moving arm."
         )
     all_s: F64 = np.arange(float(len(q_rad))) * dt_s
     t_s = np.arange(_MARGIN_S, all_s[-1] - _MARGIN_S, 1.0 / _FIT_HZ)

@@ -114,8 +114,8 @@ def decode_cosmos_chunk_to_targets(
     space = embodiment.action_space(action_space)
     if space.meaning == "joint_position":
         raise ActionSpaceError(
-            "joint_pos rows are joint angles: command them directly. IK is for 'midtrain' and "
-            "'pose_abs'."
+            "joint_pos rows are joint angles: command them directly. IK is for "
+            "'midtrain' and 'pose_abs'."
         )
     stats = stats_of_domain(embodiment, stats, stats_domain)
     tool = embodiment.tool_frame

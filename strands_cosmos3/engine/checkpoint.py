@@ -241,8 +241,8 @@ class Checkpoint:
             return None  # and it cannot act
         if lacking:
             raise StatisticsError(
-                f"{self.root} states incomplete statistics: {' and '.join(sorted(lacking))} "
-                "lacking."
+                f"{self.root} states incomplete statistics: "
+                f"{' and '.join(sorted(lacking))} lacking."
             )
         embodiment = get_embodiment(self.metadata["domain"])
         columns = embodiment.action_space("midtrain").columns
@@ -477,8 +477,8 @@ def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> We
         if config.num_hidden_layers > len(weights.shapes):
             layers = f"transformer/config.json: num_hidden_layers is {config.num_hidden_layers}"
             raise WeightsError(
-                f"{layers}, but {weights.folder} holds {len(weights.shapes)} tensors; download it "
-                "again."
+                f"{layers}, but {weights.folder} holds {len(weights.shapes)} "
+                "tensors; download it again."
             )
         weights.check(expected_shapes(config), OPTIONAL)
     return weights

@@ -146,8 +146,8 @@ class TransformerConfig:
             values.pop("sound_dim", None)
         if not data.get("action_gen", True):
             raise LayoutError(
-                "transformer/config.json has action_gen = false: this checkpoint has no action "
-                "heads."
+                "transformer/config.json has action_gen = false: this "
+                "checkpoint has no action heads."
             )
         config = cls(**values)
         require_computed("transformer/config.json", data, config)

@@ -67,10 +67,9 @@ def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedul
         if other != schedule:
             raise InputError(
                 f"request {i} has {len(other.timesteps)} steps from sigma {other.sigmas[0]:.4g}, "
-                "request 0 has "
-                f"{len(schedule.timesteps)} from {schedule.sigmas[0]:.4g}; a batch needs the same "
-                "num_inference_steps, "
-                "flow_shift and use_karras_sigmas: call step_batch for each."
+                f"request 0 has {len(schedule.timesteps)} from {schedule.sigmas[0]:.4g}; a batch "
+                "needs the same num_inference_steps, flow_shift and use_karras_sigmas: "
+                "call step_batch for each."
             )
 
 

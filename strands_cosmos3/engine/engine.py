@@ -500,8 +500,8 @@ class Cosmos3Engine(Closeable):
         count = request.decode_frames
         if count and not self.decodes_video:
             raise InputError(
-                f"decode_frames is {count}, and this engine has no decoder: load it with "
-                "decode_video=True."
+                f"decode_frames is {count}, and this engine has no decoder: load it "
+                "with decode_video=True."
             )
         return min(every if count is None else count, every) if self.decodes_video else 0
 
@@ -523,9 +523,8 @@ class Cosmos3Engine(Closeable):
         if requested and emitted and requested != emitted:
             raise ActionSpaceError(
                 f"the request asks for {requested!r} actions, but this checkpoint emits "
-                f"{emitted!r}; "
-                "midtrain rows are "
-                "normalised pose deltas, joint_pos rows are raw joint angles."
+                f"{emitted!r}; midtrain rows are normalised pose deltas, joint_pos "
+                "rows are raw joint angles."
             )
         return requested or self.checkpoint.require_space()
 
@@ -535,8 +534,8 @@ class Cosmos3Engine(Closeable):
         rows = request.action_chunk + state_rows + request.history_rows
         if request.raw_action_dim > self.config.action_dim:
             raise ShapeError(
-                f"raw_action_dim {request.raw_action_dim} exceeds the model's "
-                f"{self.config.action_dim}."
+                f"raw_action_dim {request.raw_action_dim} exceeds the "
+                f"model's {self.config.action_dim}."
             )
         clean_rows = 0 if request.action_prefix is None else len(request.action_prefix)
         if not request.history_rows + state_rows <= clean_rows <= rows:
@@ -583,8 +582,8 @@ class Cosmos3Engine(Closeable):
             if encoded.shape[2] < height or encoded.shape[3] < width:
                 shape = list(encoded.shape[1:])
                 raise ShapeError(
-                    f"video_shape {layout.latent_shape} is larger than the canvas's latents "
-                    f"{shape}."
+                    f"video_shape {layout.latent_shape} is larger than the "
+                    f"canvas's latents {shape}."
                 )
             clean = torch.zeros(encoded.shape[0], frames, height, width, device=self.device)
             for i in layout.clean_frames:

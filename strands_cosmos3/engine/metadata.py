@@ -45,8 +45,8 @@ class StateRow:
             std = np.zeros(WIDTH)
         if (std <= 0).any():
             raise LayoutError(
-                f"state: mean and std must be {WIDTH} finite numbers each, std above zero; got "
-                f"{shown(self)}."
+                f"state: mean and std must be {WIDTH} finite numbers each, std above "
+                f"zero; got {shown(self)}."
             )
 
     @classmethod

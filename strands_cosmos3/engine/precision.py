@@ -96,8 +96,8 @@ class StepPolicy:
 def _require(value: Any, valid: tuple[Any, ...], name: str, where: str) -> None:
     if value not in valid or isinstance(value, bool):
         raise LayoutError(
-            f"{where}: diffusion_step_policy.{name} is {shown(value)}; valid: "
-            f"{', '.join(map(str, valid))}."
+            f"{where}: diffusion_step_policy.{name} is {shown(value)}; "
+            f"valid: {', '.join(map(str, valid))}."
         )
 
 
@@ -106,8 +106,8 @@ def _count(window: Any, name: str, where: str) -> int:
     sound = isinstance(window, Mapping) and set(window) == {"count", "mode"}
     if not sound or type(window["count"]) is not int or window["count"] < 0:
         raise LayoutError(
-            f"{where}: diffusion_step_policy.{name} must be a count of at least 0 and a mode, got "
-            f"{shown(window)}."
+            f"{where}: diffusion_step_policy.{name} must be a count of at least 0 and a "
+            f"mode, got {shown(window)}."
         )
     _require(window["mode"], MODES, f"{name}.mode", where)
     return window["count"] if window["mode"] == "a16" else 0

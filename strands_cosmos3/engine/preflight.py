@@ -199,8 +199,8 @@ def preflight(
         failures.append(f"dtype {dtype} is not supported; valid: float32, bfloat16, float16")
     if device.type == "cuda" and not torch.cuda.is_available():
         failures.append(
-            f"device {device} was asked for, but this torch ({torch.__version__}) sees no CUDA "
-            "device"
+            f"device {device} was asked for, but this torch "
+            f"({torch.__version__}) sees no CUDA device"
         )
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")

@@ -445,8 +445,8 @@ class Cosmos3PolicyProcessor:
         if call.space.state_row or not call.space.normalized:
             raise ActionSpaceError(
                 f"{call.space.name!r} rows of {call.embodiment.name!r} are raw; they must not be "
-                "de-normalised. "
-                "Statistics belong to 'midtrain' rows: leave action_stats_path unset."
+                "de-normalised. Statistics belong to 'midtrain' rows: leave "
+                "action_stats_path unset."
             )
         if isinstance(self._stats, str | Path):
             self._stats = load_action_stats(self._stats, call.embodiment.stats)
@@ -454,8 +454,8 @@ class Cosmos3PolicyProcessor:
         if call.embodiment.stats != stats.domain or call.raw_action_dim != stats.width:
             raise StatisticsError(
                 f"statistics of {stats.domain!r} ({stats.width} columns) do not fit "
-                f"{call.embodiment.name!r} ({call.raw_action_dim} columns, statistics "
-                f"{call.embodiment.stats!r})."
+                f"{call.embodiment.name!r} ({call.raw_action_dim} columns, "
+                f"statistics {call.embodiment.stats!r})."
             )
         return stats.normalizer(self._method)
 
@@ -495,8 +495,8 @@ class Cosmos3PolicyProcessor:
             if call.space.normalized and 0 < np.abs(rows[:, moves]).max(initial=0) < _SMALLEST_MOVE:
                 warnings.warn(
                     f"every translation of the given rows is below {_SMALLEST_MOVE} of the model's "
-                    "scale, as raw metres are: they must be normalised; give metres with "
-                    "action_stats_path.",
+                    "scale, as raw metres are: they must be normalised; give metres "
+                    "with action_stats_path.",
                     stacklevel=2,
                 )
             return rows
@@ -620,8 +620,8 @@ def _only_domain(name: str | int | None, number: str | int | None) -> str | int 
     )
     if first != second:
         raise ConfigError(
-            f"domain_name={name!r} and domain_id={number!r} are different domains ({first}, "
-            f"{second})."
+            f"domain_name={name!r} and domain_id={number!r} are different "
+            f"domains ({first}, {second})."
         )
     return name
 

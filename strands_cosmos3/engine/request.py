@@ -149,8 +149,8 @@ class Cosmos3ActionRequest:
         positive(self.fps, "fps")
         if self.action_space not in (None, *MODEL_SPACES):
             raise ActionSpaceError(
-                f"action_space {self.action_space!r} is not one of a checkpoint; valid: "
-                f"{', '.join(MODEL_SPACES)}."
+                f"action_space {self.action_space!r} is not one of a checkpoint; "
+                f"valid: {', '.join(MODEL_SPACES)}."
             )
         self._check_video()
         self._check_actions()
@@ -163,8 +163,8 @@ class Cosmos3ActionRequest:
         pixels = self.cond_video_pixels
         if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
             raise ShapeError(
-                "cond_video_pixels must be [1, 3, frames, height, width], got "
-                f"{list(pixels.shape)}."
+                "cond_video_pixels must be [1, 3, frames, height, width], "
+                f"got {list(pixels.shape)}."
             )
         largest = float(pixels.abs().max())  # NaN if one is
         if not math.isfinite(largest):
@@ -173,15 +173,15 @@ class Cosmos3ActionRequest:
             raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
         if len(self.video_shape) != 3 or min(self.video_shape) < 1:
             raise ShapeError(
-                "video_shape must be three latent sizes (frames, height, width), got "
-                f"{self.video_shape}."
+                "video_shape must be three latent sizes (frames, height, width), "
+                f"got {self.video_shape}."
             )
         frames = self.video_shape[0]
         wrong = [i for i in self.cond_frame_indexes or () if not 0 <= i < frames]
         if wrong:
             raise InputError(
-                f"cond_frame_indexes {wrong} lie outside the {frames} latent frames "
-                f"0..{frames - 1}."
+                f"cond_frame_indexes {wrong} lie outside the {frames} latent "
+                f"frames 0..{frames - 1}."
             )
 
     def _check_actions(self) -> None:
@@ -192,15 +192,15 @@ class Cosmos3ActionRequest:
             value = value[0] if value.ndim == 3 and value.shape[0] == 1 else value
             if value.ndim != 2 or value.shape[0] < 1 or value.shape[1] < self.raw_action_dim:
                 raise ShapeError(
-                    f"{name} must be [rows, {self.raw_action_dim} or the model's width], got "
-                    f"{list(value.shape)}."
+                    f"{name} must be [rows, {self.raw_action_dim} or the model's width], "
+                    f"got {list(value.shape)}."
                 )
             if not torch.isfinite(value).all():
                 raise NonFiniteError(f"{name} holds NaN or infinity.")
             if value[:, self.raw_action_dim :].any():
                 raise ShapeError(
-                    f"{name} has values beyond its raw width {self.raw_action_dim}; they must be "
-                    "zero."
+                    f"{name} has values beyond its raw width "
+                    f"{self.raw_action_dim}; they must be zero."
                 )
             object.__setattr__(self, name, value)
         if (actions := self.cond_action) is not None:
@@ -211,8 +211,8 @@ class Cosmos3ActionRequest:
             <= (0 if self.action_prefix is None else len(self.action_prefix))
         ):
             raise InputError(
-                f"history_rows is {self.history_rows}; these rows must be the first ones of "
-                "action_prefix."
+                f"history_rows is {self.history_rows}; these rows must be the first "
+                "ones of action_prefix."
             )
         if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
             raise InputError(
@@ -243,8 +243,8 @@ def token_ids(
     values = tuple(int(i) for i in flat.tolist())
     if not values or not all(0 <= i < vocab for i in values):
         raise InputError(
-            f"{name} must hold at least one id, all of them 0..{vocab - 1} (the model's "
-            "vocabulary)."
+            f"{name} must hold at least one id, all of them 0..{vocab - 1} "
+            "(the model's vocabulary)."
         )
     return values
 

@@ -69,8 +69,8 @@ class SchedulerConfig:
                 f"num_train_timesteps is {steps}, at most {_MAX_TIMESTEPS} are supported"
             ]
             raise LayoutError(
-                f"scheduler/scheduler_config.json cannot be used: {'; '.join(wrong)}. Download it "
-                "again."
+                "scheduler/scheduler_config.json cannot be used: "
+                f"{'; '.join(wrong)}. Download it again."
             )
         config = cls(karras, float(shift), *limits, int(steps), native_flow)
         stated = {key: value for key, value in data.items() if value is not None}

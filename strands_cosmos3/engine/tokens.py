@@ -84,8 +84,8 @@ class PromptTokenizer:
         closing = dict(zip(_CLOSING, answer["closing"], strict=True))
         if missing := [token for token, number in closing.items() if number is None]:
             raise LayoutError(
-                f"the tokenizer in {self._name!r} lacks {', '.join(missing)}; is it Cosmos 3's "
-                "text_tokenizer?"
+                f"the tokenizer in {self._name!r} lacks {', '.join(missing)}; is it "
+                "Cosmos 3's text_tokenizer?"
             )
         return [*answer["ids"], *closing.values()]
 

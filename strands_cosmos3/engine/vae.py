@@ -231,8 +231,7 @@ class WanVae:
         if pixels.shape[-1] % SPATIAL_COMPRESSION or pixels.shape[-2] % SPATIAL_COMPRESSION:
             raise ShapeError(
                 f"pixels are {list(pixels.shape[-2:])} (H, W); both must be multiples of "
-                f"{SPATIAL_COMPRESSION}. "
-                "Cosmos3PolicyProcessor pads them to a canvas that is."
+                f"{SPATIAL_COMPRESSION}. Cosmos3PolicyProcessor pads them to a canvas that is."
             )
         raw = self.model.encode(pixels.to(self._mean.device, self._mean.dtype))
         latents = ((raw - self._mean) * self._inverse_std).float()

@@ -49,9 +49,8 @@ class Variant:
         """Raise VariantError with every size of a config that differs."""
         if wrong := self.differences(config):
             raise VariantError(
-                f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Pass another "
-                "variant, "
-                "or none."
+                f"this is not a {self.name!r} checkpoint: {'; '.join(wrong)}. Pass "
+                "another variant, or none."
             )
 
 

@@ -130,8 +130,8 @@ class WanConfig:
             largest = 4096 if name.endswith(("dim", "channels")) else 16
             if not 0 < size <= largest:
                 raise LayoutError(
-                    f"vae/config.json: {name} is {size}; it must be 1..{largest}. Download it "
-                    "again."
+                    f"vae/config.json: {name} is {size}; it must be "
+                    f"1..{largest}. Download it again."
                 )
         for mean, std in ((self.latents_mean, self.latents_std), *self.latent_frames):
             if not all(map(math.isfinite, mean)) or not all(0 < value < math.inf for value in std):

@@ -107,15 +107,15 @@ class WeightSource(ABC):
         for key in sorted(stored & required):
             if self.shapes[key] != tuple(expected[key]):
                 problems.append(
-                    f"shape of {key} is {shown(list(self.shapes[key]))}, expected "
-                    f"{list(expected[key])}"
+                    f"shape of {key} is {shown(list(self.shapes[key]))}, "
+                    f"expected {list(expected[key])}"
                 )
             if self.dtypes[key] not in DTYPES:
                 small = self.dtypes[key] in TORCH_DTYPES
                 unless = " without hf_quant_config.json, which is missing" if small else ""
                 problems.append(
-                    f"{key} is stored as {shown(self.dtypes[key])}; only {', '.join(DTYPES)} are "
-                    f"loaded{unless}"
+                    f"{key} is stored as {shown(self.dtypes[key])}; only "
+                    f"{', '.join(DTYPES)} are loaded{unless}"
                 )
         # some of each kind: a foreign name says more than twelve that it replaced
         first = [*missing[:8], *surplus[:4], *problems][:12]
@@ -175,8 +175,8 @@ def require_finite(tensor: torch.Tensor, key: str) -> None:
         low, high = torch.aminmax(block)
         if not (torch.isfinite(low) and torch.isfinite(high)):
             raise WeightsError(
-                f"{key.partition('#')[0]} holds NaN or infinity; the file is damaged or badly "
-                "converted."
+                f"{key.partition('#')[0]} holds NaN or infinity; the file is "
+                "damaged or badly converted."
             )
 
 

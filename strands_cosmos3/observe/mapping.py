@@ -489,13 +489,13 @@ def require_state_keys(state_keys: object) -> None:
     """Raise InputError unless these are distinct, non-empty names in a sequence."""
     if isinstance(state_keys, str) or not isinstance(state_keys, Sequence) or not state_keys:
         raise InputError(
-            "set_robot_state_keys: robot_state_keys must be a non-empty list of names, got "
-            f"{state_keys!r}."
+            "set_robot_state_keys: robot_state_keys must be a non-empty list of "
+            f"names, got {state_keys!r}."
         )
     if not all(isinstance(key, str) and key.strip() for key in state_keys) or len(
         set(state_keys)
     ) != len(state_keys):
         raise InputError(
-            "set_robot_state_keys: each name must be a non-empty string and occur once, got "
-            f"{list(state_keys)!r}."
+            "set_robot_state_keys: each name must be a non-empty string and occur once, "
+            f"got {list(state_keys)!r}."
         )

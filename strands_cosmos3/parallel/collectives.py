@@ -182,8 +182,8 @@ def connect(
     """
     if not dist.is_available():
         raise ConfigError(
-            "this torch was built without torch.distributed; install one with it, or use one "
-            "process."
+            "this torch was built without torch.distributed; install one with "
+            "it, or use one process."
         )
     cuda = device.type == "cuda"
     try:

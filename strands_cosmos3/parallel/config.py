@@ -73,9 +73,9 @@ class ParallelConfig:
         if world_size != self.ranks:
             count = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
-                f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.ranks} process"
-                f"{'' if self.ranks == 1 else 'es'}, but {count}. Start them with: "
-                f"{self.torchrun_line()}"
+                f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.ranks} "
+                f"process{'' if self.ranks == 1 else 'es'}, but {count}. Start them "
+                f"with: {self.torchrun_line()}"
             )
 
     def torchrun_line(self) -> str:
@@ -84,8 +84,7 @@ class ParallelConfig:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
         return (
             f"torchrun --nproc-per-node={self.ranks} -m strands_cosmos3 infer --cfg "
-            f"{self.cfg_size} "
-            f"--tp {self.tp_size} ..."
+            f"{self.cfg_size} --tp {self.tp_size} ..."
         )
 
     def join(self, device: torch.device) -> ParallelContext:

@@ -240,8 +240,7 @@ class _Round:
             if (silent_s := now - self._heard_at[rank]) > self._silent_s:
                 raise RankSilentError(
                     f"{self._handles[rank].name} has sent no heartbeat for {silent_s:.0f} s: it "
-                    "was stopped, or hangs. "
-                    f"{RESTART_NOTE}"
+                    f"was stopped, or hangs. {RESTART_NOTE}"
                 )
         if now - self._moved_at > self._stalled_s:
             raise RankSilentError(
@@ -252,8 +251,8 @@ class _Round:
                 status.error for status in self._answers.values() if status.kind == "error"
             )
             raise RankFailedError(
-                f"some ranks rejected a request that others work on ({kind}: {message}). "
-                f"{RESTART_NOTE}"
+                f"some ranks rejected a request that others work on ({kind}: "
+                f"{message}). {RESTART_NOTE}"
             )
 
     def _raise_failure(self, rank: int, status: RankStatus) -> None:

@@ -46,10 +46,8 @@ def require_tp_size(config: TransformerConfig, tp_size: int) -> None:
         valid = [n for n in range(1, config.num_attention_heads + 1) if _divides(config, n)]
         raise ConfigError(
             f"tp_size={tp_size} does not split this transformer ({config.num_attention_heads} "
-            "heads, "
-            f"{config.num_key_value_heads} key heads, {config.intermediate_size} neurons, width "
-            f"{config.hidden_size}) into "
-            f"equal parts; valid: {', '.join(map(str, valid))}."
+            f"heads, {config.num_key_value_heads} key heads, {config.intermediate_size} neurons, "
+            f"width {config.hidden_size}) into equal parts; valid: {', '.join(map(str, valid))}."
         )
 
 

@@ -200,8 +200,7 @@ class Cosmos3Policy(Restorable, Policy):
         if self.mode not in info.modes:
             raise ConfigError(
                 f"backend {info.name!r} does not know mode {str(self.mode)!r}, only "
-                f"{', '.join(info.modes)}; "
-                "use backend='native'."
+                f"{', '.join(info.modes)}; use backend='native'."
             )
         if (
             self.options.action_space is None
@@ -619,8 +618,8 @@ class Cosmos3Policy(Restorable, Policy):
     ) -> JointTrajectory | ActionChunk:
         if not isinstance(chunk, ActionChunk):
             raise ConfigError(
-                f"backend {self.info.name!r} must return an ActionChunk, got "
-                f"{type(chunk).__name__}."
+                f"backend {self.info.name!r} must return an ActionChunk, "
+                f"got {type(chunk).__name__}."
             )
         started = time.perf_counter()
         self._calls += 1

@@ -31,8 +31,8 @@ def step_values(steps: Sequence[Step], keys: Sequence[str], policy: object) -> F
         rows = [[float(np.asarray(step[key])) for key in keys] for step in steps]
     except (KeyError, TypeError, ValueError) as error:
         raise BackendError(
-            f"a step of policy {type(policy).__name__!r} is malformed: {error!r}; it must have "
-            f"{', '.join(keys)}."
+            f"a step of policy {type(policy).__name__!r} is malformed: {error!r}; it must "
+            f"have {', '.join(keys)}."
         ) from None
     return np.array(rows).reshape(-1, len(keys))
 

@@ -157,8 +157,8 @@ def check_inputs(
     if required_inputs(backend).needs_privileged:
         raise ConfigError(
             "backend 'scripted' sees the state of this package's own simulation "
-            "(strands_cosmos3.Robot), which another one does not show; use 'replay', 'native' or "
-            "'service'."
+            "(strands_cosmos3.Robot), which another one does not show; use 'replay', "
+            "'native' or 'service'."
         )
     chosen.action_space(chosen_options.action_space)
     borrowed(robot, chosen.name, backend, chosen_options.borrow_domain)

@@ -42,8 +42,8 @@ def create_policy(provider: str = "cosmos3", **config: Any) -> Policy:
     name, _, address = provider.partition("://")
     if name not in ("cosmos3", "strands_cosmos3") or ("://" in provider and not address):
         raise ConfigError(
-            f"unknown policy provider {provider!r}; this package provides 'cosmos3' and "
-            "'cosmos3://host:port'."
+            f"unknown policy provider {provider!r}; this package provides 'cosmos3' "
+            "and 'cosmos3://host:port'."
         )
     if address:
         if twice := [key for key in ("host", "port", "client") if config.get(key) is not None]:

@@ -93,8 +93,8 @@ class JointDrive:
         return (
             f"{self.joint}{verdict}: commanded {self.commanded:+.3f} {self.unit}, moved "
             f"{self.moved:+.3f}, {self.farthest_off} at most {1e3 * self.largest_error:.2f} "
-            f"m{self.unit} off; in a larger motion the hand was {1e3 * self.hand_error_m:.2f} mm "
-            "off"
+            f"m{self.unit} off; in a larger motion the hand was "
+            f"{1e3 * self.hand_error_m:.2f} mm off"
         )
 
 

@@ -169,8 +169,7 @@ def _archive(
         if not path.is_file():
             raise ResourceNotFoundError(
                 f"{path} does not exist. Download it where there is a network, `pip download "
-                "--no-deps "
-                f"{archive.package}=={archive.version}`, and copy it there."
+                f"--no-deps {archive.package}=={archive.version}`, and copy it there."
             )
         remedy = "Download it again."
     else:

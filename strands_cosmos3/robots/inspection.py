@@ -183,8 +183,8 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         )
     torques = tuple(joint_torque(model, joint) or 0.0 for joint in ids)
     notes.append(
-        f"{name}: velocity, acceleration and jerk limits, with their source; what is left out is "
-        "assumed."
+        f"{name}: velocity, acceleration and jerk limits, with their source; what "
+        "is left out is assumed."
     )
     tool = _tool(model, body)
     return Limb(
@@ -239,8 +239,8 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
     closed, opened = model.actuator_ctrlrange[actuator].tolist()
     if low >= high or closed >= opened:
         notes.append(
-            f"{name}: a gripper without ranges was left out; describe it in a table "
-            "[limbs.gripper]."
+            f"{name}: a gripper without ranges was left out; describe it in a "
+            "table [limbs.gripper]."
         )
         return None
     notes.append(

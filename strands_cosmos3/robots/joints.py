@@ -180,8 +180,8 @@ class JointLimits:
         """
         if (outside := self.outside(q_rad, tolerance_rad)) is not None:
             raise error(
-                f"no motion can start here: {outside}. Move the arm inside first, e.g. to its home "
-                "position."
+                f"no motion can start here: {outside}. Move the arm inside first, "
+                "e.g. to its home position."
             )
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:

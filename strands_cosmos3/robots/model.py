@@ -403,8 +403,8 @@ def _require_chain(model: mujoco.MjModel, limb: Limb) -> None:
     if bodies[-1] not in bodies_up_from(model, tool):
         raise ConfigError(
             f"the tool {limb.tool!r} of limb {limb.name!r} is a site that its joint "
-            f"{limb.joints[-1]!r} does not move; each limb needs one of its own, beyond its last "
-            "joint."
+            f"{limb.joints[-1]!r} does not move; each limb needs one of its own, "
+            "beyond its last joint."
         )
 
 
@@ -515,8 +515,8 @@ def base_pose(model: mujoco.MjModel, limb: Limb) -> F64:
     base = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_BODY, limb.base)
     if base < 0 or model.body_weldid[base] != 0:
         raise ConfigError(
-            f"the base {limb.base!r} of limb {limb.name!r} must be a body that is fixed to the "
-            "world."
+            f"the base {limb.base!r} of limb {limb.name!r} must be a body that "
+            "is fixed to the world."
         )
     return pose_of(data_at(model).body(base))
 

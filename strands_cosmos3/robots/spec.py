@@ -152,8 +152,8 @@ class GripperSpec:
         within(self.gap_m or (0.0, 1.0), "gap_m", 0.0, 1.0)
         if len(self.gap_m) == 1 or (np.diff(self.gap_m) <= 0).any():
             raise ConfigError(
-                "gap_m must grow from closed to open, and have two values or more; got "
-                f"{list(self.gap_m)}."
+                "gap_m must grow from closed to open, and have two values or more; "
+                f"got {list(self.gap_m)}."
             )
         _text(self.actuator, "the gripper's actuator")
         within(positive(self.grip_gain, "grip_gain"), "grip_gain", 0.0, 1e3)
@@ -411,13 +411,13 @@ class RobotSpec:
         _text(self.name, "a robot's name")
         if self.name.startswith(".") or set("/\\") & set(self.name):
             raise InputError(
-                "a robot's name must not be a path, contain a slash or begin with a dot, got "
-                f"{self.name!r}."
+                "a robot's name must not be a path, contain a slash or begin with a "
+                f"dot, got {self.name!r}."
             )
         if not (self.name + self.title).isprintable():
             raise InputError(
-                f"a robot's name and title are one line of text each, got {self.name!r} and "
-                f"{self.title!r}."
+                "a robot's name and title are one line of text each, got "
+                f"{self.name!r} and {self.title!r}."
             )
         within(self.impratio, "impratio", 1e-2, 1e4)
         if self.embodiment is not None:

@@ -202,8 +202,8 @@ def _array(value: dict[Any, Any], dtype: np.dtype[Any], writable: bool) -> NDArr
     if not isinstance(data, bytes) or math.prod(sizes) * dtype.itemsize != len(data):
         have = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
         raise WireFormatError(
-            f"an array {sizes} of {dtype} needs {math.prod(sizes) * dtype.itemsize} bytes, got "
-            f"{have}."
+            f"an array {sizes} of {dtype} needs "
+            f"{math.prod(sizes) * dtype.itemsize} bytes, got {have}."
         )
     buffer = bytearray(data) if writable else data
     array = (np.frombuffer(buffer, dtype=dtype) if data else np.empty(0, dtype)).reshape(sizes)

@@ -111,8 +111,8 @@ def encode_request(request: Request) -> dict[str, Any]:
     """
     if request.embodiment.name != DOMAIN:
         raise BackendError(
-            f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not for "
-            f"{request.embodiment.name!r}."
+            f"NVIDIA's LIBERO server is for embodiment {DOMAIN!r}, not "
+            f"for {request.embodiment.name!r}."
         )
     if request.composite is None:
         raise BackendError(
@@ -225,8 +225,8 @@ def require_width(info: Mapping[str, Any], request: Request) -> None:
     width = info.get("raw_action_dim")
     if isinstance(width, int) and width != request.action_space.width:
         raise ServiceUnreadableError(
-            f"the server's rows have {width} columns; those of {request.embodiment.name!r} have "
-            f"{request.action_space.width}."
+            f"the server's rows have {width} columns; those of {request.embodiment.name!r} "
+            f"have {request.action_space.width}."
         )
 
 

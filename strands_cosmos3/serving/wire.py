@@ -212,8 +212,8 @@ def encode_request(
     elif sent.meaning == "pose_absolute":
         if request.T_base_cosmos is None:
             raise BackendError(
-                "a 'midtrain' server requires the measured pose; name the robot, e.g. "
-                "robot='panda'."
+                "a 'midtrain' server requires the measured pose; name the "
+                "robot, e.g. robot='panda'."
             )
         position, quaternion = _sent_pose(request.T_base_cosmos)
         state = {POSITION: position, QUATERNION: quaternion}

@@ -115,8 +115,8 @@ class RolloutRecorder:
         """
         if (robot := arm.scene.robot.name) != (kind := self._writer.spec.robot_type):
             raise ConfigError(
-                f"the dataset has episodes of robot {kind!r}, not {robot!r}; record into another "
-                "folder."
+                f"the dataset has episodes of robot {kind!r}, not {robot!r}; "
+                "record into another folder."
             )
         limbs = [
             (arm.scene.limbs[limb.name], columns)

@@ -156,8 +156,8 @@ class Renderer(Closeable):
         if self._gpu.offWidth < width or self._gpu.offHeight < height:
             self.close()
             raise RenderError(
-                f"this OpenGL gives no {width} x {height} pixels to draw into; ask for a smaller "
-                "picture."
+                f"this OpenGL gives no {width} x {height} pixels to draw into; ask "
+                "for a smaller picture."
             )
 
     def _upload(self, height: int, width: int) -> mujoco.MjrContext:

@@ -293,8 +293,8 @@ class Scene:
                     tuple(self.bodies), np.array(placed), rng.uniform(-np.pi, np.pi, len(placed))
                 )
         raise ConfigError(
-            f"{len(self.bodies)} bodies do not fit {separation_m:g} m apart into the workspace of "
-            f"{self.robot.name!r}."
+            f"{len(self.bodies)} bodies do not fit {separation_m:g} m apart into the workspace "
+            f"of {self.robot.name!r}."
         )
 
     def reset(

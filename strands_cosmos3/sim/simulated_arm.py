@@ -300,8 +300,8 @@ class SimulatedArm(Restorable):
         # MuJoCo resets a state that is not finite, and its clock
         if abs(data.time - until_s) > self.dt_s / 2:
             raise ControlError(
-                "the physics diverged and was reset by MuJoCo; reset the robot before it moves "
-                "again."
+                "the physics diverged and was reset by MuJoCo; reset the robot "
+                "before it moves again."
             )
         for i, limb in enumerate(limbs):
             finger_q[:, i] = limb.gripper.opening.to_fraction(finger_q[:, i])

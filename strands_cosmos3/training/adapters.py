@@ -35,8 +35,8 @@ def train_only(policy: TrainedPolicy, patterns: Sequence[str]) -> list[str]:
         if not any(fnmatchcase(key, pattern) for key in keys.values()):
             some = ", ".join(sorted(keys.values())[:: max(1, len(keys) // 8)])
             raise ConfigError(
-                f"--train {pattern!r} matches no weight of this checkpoint; it has, for example, "
-                f"{some}."
+                f"--train {pattern!r} matches no weight of this checkpoint; it "
+                f"has, for example, {some}."
             )
     for name, parameter in policy.named_parameters():
         parameter.requires_grad_(any(fnmatchcase(keys[name], pattern) for pattern in patterns))
@@ -58,8 +58,8 @@ def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str], seed: int
     known = {role: name for role, name in _PROJECTIONS.items() if name in made}
     if unknown := [target for target in targets if target not in known]:
         raise ConfigError(
-            f"--lora-targets {', '.join(unknown)}: a layer's projections are "
-            f"{', '.join(sorted(known))}."
+            f"--lora-targets {', '.join(unknown)}: a layer's projections "
+            f"are {', '.join(sorted(known))}."
         )
     before = {name for name, p in policy.named_parameters() if p.requires_grad}
     config = LoraConfig(

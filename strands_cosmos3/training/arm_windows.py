@@ -75,8 +75,8 @@ class ArmKeys:
                 f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} "
                 "cannot be used. Name "
                 + ("one or two cameras." if told else
-                   "the pose, the state, the gripper's commands, and one camera or the rig's "
-                   "three.")
+                   "the pose, the state, the gripper's commands, and one "
+                   "camera or the rig's three.")
             )  # fmt: skip
         recorded = action_info(dataset).get("embodiment")
         if told and recorded != embodiment.name:
@@ -187,8 +187,8 @@ class ArmWindows:
         self._trained = sum(starts[i][0] < training for i, *_ in windows)
         if not self._trained:
             raise ConfigError(
-                "every episode that is longer than a chunk would only validate; lower "
-                "--validation-fraction."
+                "every episode that is longer than a chunk would only validate; "
+                "lower --validation-fraction."
             )
         picture_of_window, self._prompts, chunks = zip(*windows, strict=True)
         self._picture = np.array(picture_of_window)

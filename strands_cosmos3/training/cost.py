@@ -17,8 +17,8 @@ def machine() -> str:
 
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return (
-        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; torch "
-        f"{torch.__version__}"
+        f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores{gpu}; "
+        f"torch {torch.__version__}"
     )
 
 

@@ -21,8 +21,8 @@ def keep_settings(path: Path, settings: Mapping[str, Any]) -> None:
     recorded = load_json(path)
     if other := differences(recorded, now, "{} {} (now {})"):
         raise ConfigError(
-            f"{path.parent} holds a run with {', '.join(other)}; choose another folder, or its "
-            "settings."
+            f"{path.parent} holds a run with {', '.join(other)}; choose another "
+            "folder, or its settings."
         )
 
 

@@ -35,8 +35,8 @@ def require_origins(origins: Collection[str]) -> None:
             valid = False
         if not valid:
             raise ConfigError(
-                f"{origin!r} is not an origin; write scheme and host, e.g. "
-                "https://robots.example:8443."
+                f"{origin!r} is not an origin; write scheme and host, "
+                "e.g. https://robots.example:8443."
             )
 
 

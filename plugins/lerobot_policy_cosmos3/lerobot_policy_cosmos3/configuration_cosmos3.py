@@ -18,8 +18,8 @@ VIEWS = ("wrist", "exterior_1", "exterior_2")
 # seven joint angles [rad] and the open fraction of the gripper, in states and in actions
 _ARM = (8,)
 _NO_TRAINING = (
-    "this plugin runs policies; train them with `strands-cosmos3 train` and name the result as "
-    "model."
+    "this plugin runs policies; train them with `strands-cosmos3 train` and "
+    "name the result as model."
 )
 
 

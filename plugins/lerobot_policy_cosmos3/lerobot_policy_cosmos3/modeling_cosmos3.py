@@ -96,8 +96,8 @@ class Cosmos3Policy(PreTrainedPolicy):
         if OBS_STATE not in batch or batch[OBS_STATE].shape[1:] != (len(CANONICAL),):
             found = list(batch[OBS_STATE].shape) if OBS_STATE in batch else "missing"
             raise ObservationError(
-                f"{OBS_STATE} is {found}; valid: [B, 8], seven joint angles [rad] and an open "
-                "fraction."
+                f"{OBS_STATE} is {found}; valid: [B, 8], seven joint angles "
+                "[rad] and an open fraction."
             )
         observations, tasks = list(self._observations(batch)), _tasks(batch)
         if len(observations) == 1:

@@ -42,13 +42,12 @@ def require_acting(
     elif metadata.get("width", space.width) != space.width:
         wrong.append(
             f"its rows have {metadata['width']} columns, {space.name!r} rows of "
-            f"{embodiment.name!r} "
-            f"{space.width}"
+            f"{embodiment.name!r} {space.width}"
         )
     if metadata.get("normalization", "none") != "none" and not space.normalized:
         wrong.append(
-            f"its {space.name!r} rows are normalised ({metadata['normalization']}), which is not "
-            "supported"
+            f"its {space.name!r} rows are normalised ({metadata['normalization']}), "
+            "which is not supported"
         )
     if metadata.get("gripper") == "1=closed":
         wrong.append("its gripper column counts 1 as closed, which is not supported")

@@ -60,8 +60,8 @@ class Adapter(OnBase):
             )
         if surplus := sorted(set(names) - set(base.shapes)):
             raise WeightsError(
-                f"{self.root} changes {shown(surplus[:6])}, which its base {base.folder} does not "
-                "have."
+                f"{self.root} changes {shown(surplus[:6])}, which its base "
+                f"{base.folder} does not have."
             )
         self._require_saved(config, names, base)
         over = Overlay(base, Renamed(files, {name: whole[bare] for name, bare in names.items()}))

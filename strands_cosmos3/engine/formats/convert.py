@@ -151,8 +151,8 @@ def convert(
         raise ConfigError(f"{out} exists already; choose another --out.")
     if quantize is not None and (to, quantize.quantize) != ("released", "int8"):
         raise ConfigError(
-            f"quantize {quantize.quantize!r} as {to!r}: only int8 is written, in the released "
-            "layout."
+            f"quantize {quantize.quantize!r} as {to!r}: only int8 is written, "
+            "in the released layout."
         )
     if to == "lerobot":
         require_complete(checkpoint.metadata, (), checkpoint.root)

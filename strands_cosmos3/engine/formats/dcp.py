@@ -213,8 +213,8 @@ class DcpFiles(WeightSource):
         shape = _sizes(block["sizes"])
         if (name, start) not in places:
             raise LayoutError(
-                f"{self.folder}/{METADATA} does not say where {readable(name)} is; download it "
-                "again."
+                f"{self.folder}/{METADATA} does not say where {readable(name)} "
+                "is; download it again."
             )
         info = places[name, start]
         file = info["relative_path"]
@@ -236,8 +236,8 @@ class DcpFiles(WeightSource):
             or length > whole + _MAX_ARCHIVE_EXTRA
         ):
             raise LayoutError(
-                f"{path} has no {length} bytes for {readable(name)} at {offset}; is the download "
-                "complete?"
+                f"{path} has no {length} bytes for {readable(name)} at {offset}; is "
+                "the download complete?"
             )
         return _Chunk(start, shape, dtype, path, offset, length)
 

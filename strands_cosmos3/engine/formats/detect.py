@@ -49,8 +49,8 @@ def open_layout(
     if path.suffix == ".toml" and not os.path.isdir(path):
         if contract is not None:
             raise ConfigError(
-                f"{path} is a contract already; pass the folder beside another contract, "
-                f"{contract}."
+                f"{path} is a contract already; pass the folder beside another "
+                f"contract, {contract}."
             )
         file = path
     contracts: list[Stated] = []
@@ -89,8 +89,8 @@ def kind_of(root: Path) -> type[Layout]:
         if "type" in config:
             if config["type"] not in TYPES:
                 raise LayoutError(
-                    f"{root} is a LeRobot policy of type {shown(config['type'])}; not "
-                    f"{', '.join(TYPES)}."
+                    f"{root} is a LeRobot policy of type {shown(config['type'])}; "
+                    f"not {', '.join(TYPES)}."
                 )
             return LeRobotPolicy
     if any(map(has, (dcp.LATEST, dcp.METADATA, f"model/{dcp.METADATA}"))) or any(

@@ -149,8 +149,8 @@ class FrameworkExport(OnBase):
     def recorded(self) -> Sequence[Stated]:
         if not self.has("checkpoint.json"):
             raise LayoutError(
-                f"{self.root} has no checkpoint.json, which the export writes last; export it "
-                "again."
+                f"{self.root} has no checkpoint.json, which the export writes "
+                "last; export it again."
             )
         policy = self.read("checkpoint.json").get("policy") or {}
         if not isinstance(policy, Mapping):

@@ -93,8 +93,7 @@ class WithLora(WeightSource):
             if shape is None or len(A) != 2 or len(B) != 2 or A[0] != B[1] or (B[0], A[1]) != shape:
                 raise WeightsError(
                     f"the adapter of {readable(name)} has shapes {list(B)} x {list(A)}, the base "
-                    f"{list(shape or ())}: "
-                    "it belongs to another base."
+                    f"{list(shape or ())}: it belongs to another base."
                 )
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:

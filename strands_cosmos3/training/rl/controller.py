@@ -122,8 +122,8 @@ class ReinforcementLearning:
         self._on_iteration, self._share = on_iteration, share
         if config.batch < share.ranks:
             raise ConfigError(
-                f"--batch {config.batch} has no chunk for some of {share.ranks} processes; raise "
-                "it."
+                f"--batch {config.batch} has no chunk for some of "
+                f"{share.ranks} processes; raise it."
             )
         self.checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
         self.checkpoint.require_released("reinforcement learning")

@@ -217,8 +217,8 @@ class LiberoSession(Session):
             raise ConfigError(f"nothing can be varied in {self.world.name!r}.")
         if not 0 <= start.index < INIT_STATES:
             raise ConfigError(
-                f"each task of LIBERO has the initial states 0 to {INIT_STATES - 1}, got "
-                f"{start.index}."
+                "each task of LIBERO has the initial states 0 to "
+                f"{INIT_STATES - 1}, got {start.index}."
             )
         self._goal = self.world.goal(start.task, start.instruction)
         self._start = start

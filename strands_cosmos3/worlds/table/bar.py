@@ -224,8 +224,8 @@ class HandOverMonitor(_BarHistory):
         super().__init__(scene)
         if taker not in scene.limbs or len(scene.limbs) != 2:
             raise ConfigError(
-                f"handing over needs two arms, one of them {taker!r}; the scene has "
-                f"{sorted(scene.limbs)}."
+                f"handing over needs two arms, one of them {taker!r}; the scene "
+                f"has {sorted(scene.limbs)}."
             )
         self.taker = taker
         (self.giver,) = (name for name in scene.limbs if name != taker)

@@ -230,9 +230,8 @@ class ScriptedBackend(Backend):
         if missing or state is None:
             raise BackendError(
                 f"the scripted expert needs the simulator's state; missing: {', '.join(missing)}. "
-                "Use it with the simulated "
-                "Robot, or pass Observation.privileged to plan(); for a real arm, choose a model "
-                "backend."
+                "Use it with the simulated Robot, or pass Observation.privileged to plan(); for a "
+                "real arm, choose a model backend."
             )
         if request.T_base_cosmos is None or request.action_space.name != "midtrain":
             raise BackendError(

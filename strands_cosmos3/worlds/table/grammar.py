@@ -232,8 +232,8 @@ def understand(text: str, language: Language) -> str:
 def _refusal(text: str, language: Language, reason: str) -> InstructionError:
     return InstructionError(
         f"instruction {shown(text)} is not understood: {reason}. This checkpoint understands "
-        f"{' or '.join(language.verbs)}, and one cube of {', '.join(language.colours)}: "
-        f"{sentences(language)[0]!r}."
+        f"{' or '.join(language.verbs)}, and one cube of "
+        f"{', '.join(language.colours)}: {sentences(language)[0]!r}."
     )
 
 

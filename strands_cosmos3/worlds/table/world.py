@@ -143,8 +143,8 @@ class TableWorld(ArmWorld):
         of_task = get_task(task)
         if (of_task.bar is None) == (parse_instruction(instruction).verb in BAR_VERBS):
             raise InstructionError(
-                f"instruction {instruction!r:.200} does not ask for task {task!r}; try "
-                f"{of_task.instruction!r}."
+                f"instruction {instruction!r:.200} does not ask for task {task!r}; "
+                f"try {of_task.instruction!r}."
             )
 
     def task_of(self, instruction: str, robot: str | None = None) -> str:
