@@ -184,7 +184,9 @@ class ServiceRefusedError(ServiceError):
 
 
 class ServiceChunkError(ServiceError):
-    """The server returned rows that must not be executed: not finite, or of another shape."""
+    """The server returned rows that must not be executed: not finite, of another shape or unit, or
+    outside the joints' ranges.
+    """
 
 
 class EvaluationError(Cosmos3Error, RuntimeError):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strands_cosmos3.embodiments import CameraRig, Embodiment
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -76,9 +76,11 @@ class Backend(ABC):
 
     Attributes:
         info: Its properties.
+        answer_error: What is raised where a robot must not execute its rows.
     """
 
     info: BackendInfo = BackendInfo()
+    answer_error: type[BackendError] = BackendError
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -136,6 +138,7 @@ class WrappedBackend(Backend):
     def __init__(self, inner: Backend):
         self._inner = inner
         self.info = inner.info
+        self.answer_error = inner.answer_error
 
     @property
     def counters(self) -> Mapping[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import ServiceOptions
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, ServiceChunkError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient, ServiceClient
 from strands_cosmos3.serving.http_client import HttpPolicyClient
@@ -33,6 +33,7 @@ class RemoteBackend(Backend):
     """
 
     info = BackendInfo(name="service")
+    answer_error = ServiceChunkError
 
     def __init__(self, client: ServiceClient):
         self._client = client

@@ -194,7 +194,7 @@ class Takeover:
             MotionBoundsError: It has too many rows, or would take too long.
             ControlError: It cannot be followed within the limits, even from rest.
         """
-        self._require_in_range(trajectory.q_rad)
+        self.limits.require_rows(trajectory.q_rad, ControlError, "nothing was changed.")
         self._require_grippers(trajectory.gripper)
         head = None
         how = (trajectory.q_rad, trajectory.t_s, self.limits, self.dt_s)
@@ -223,19 +223,6 @@ class Takeover:
         return replace(
             block, gripper=_held(self.gripper, len(block)), nominal_s=np.full(len(block), np.nan)
         )
-
-    def _require_in_range(self, q: F64) -> None:
-        limits = self.limits
-        if q.shape[1] != len(limits.velocity):
-            raise ControlError(
-                f"the trajectory has {q.shape[1]} joints, but the arm has {len(limits.velocity)}."
-            )
-        if (outside := np.argwhere((q < limits.q_min) | (q > limits.q_max))).size:
-            row, joint = (int(i) for i in outside[0])
-            raise ControlError(
-                f"row {row} commands joint {joint} to {q[row, joint]:.4f} rad, outside its range "
-                f"[{limits.q_min[joint]:.4f}, {limits.q_max[joint]:.4f}]; nothing was changed."
-            )
 
     def _require_grippers(self, gripper: F64 | None) -> None:
         if gripper is not None and gripper.shape[1:] != self.gripper.shape:

@@ -8,6 +8,7 @@ run of steps at ``hz`` is due ``(k + 1) / hz`` after the observation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,13 @@ import numpy as np
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import Embodiment, GripperConvention
-from strands_cosmos3.errors import ConfigError, ControlError, InputError, ObservationError
+from strands_cosmos3.errors import (
+    BackendError,
+    ConfigError,
+    ControlError,
+    InputError,
+    ObservationError,
+)
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.observe.mapping import RobotMapping
 from strands_cosmos3.policy.options import ArmOptions
@@ -26,6 +33,8 @@ from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Obse
 
 _START_TOLERANCE_RAD = 0.02
 _MOST_STEPS = 100_000
+_ROUNDING_RAD = 1e-6
+_NOT_EXECUTED = "the chunk is not executed. Rows must be joint angles in rad of the robot"
 
 
 class PolicyArm:
@@ -135,10 +144,16 @@ class PolicyArm:
             for limb, columns in self._ik.join(embodiment)
         }
 
-    def solve(self, chunk: ActionChunk, observation: Observation) -> JointTrajectory:
+    def solve(
+        self,
+        chunk: ActionChunk,
+        observation: Observation,
+        answer_error: type[BackendError] = BackendError,
+    ) -> JointTrajectory:
         """Joint angles that follow a chunk from the observation's anchor, at the chunk's own row
-        times.
+        times. Rows of joint angles outside the joints' ranges raise ``answer_error``.
         """
+        chunk = self._in_range(chunk, answer_error)
         anchor = observation.q_rad if observation.q_anchor_rad is None else observation.q_anchor_rad
         q = self._configuration(anchor)
         if not self._begun:
@@ -146,6 +161,21 @@ class PolicyArm:
             for bridge in self._ik.bridges.values():
                 bridge.posture_rad = q[bridge.q_address]
         return self._ik.follow(chunk, q, observation.t_capture_s)
+
+    def _in_range(self, chunk: ActionChunk, answer_error: type[BackendError]) -> ActionChunk:
+        """A chunk whose joint angles, if it has any, are inside their ranges; a limit that float32
+        rounded up is the limit.
+        """
+        if chunk.action_space.meaning != "joint_position":
+            return chunk
+        limits = self._all_limits
+        rows = chunk.action.copy()
+        q_rad = rows[:, :-1]
+        if q_rad.shape[1] == len(limits.q_min):
+            inside = q_rad.clip(limits.q_min, limits.q_max)
+            np.copyto(q_rad, inside, where=np.abs(q_rad - inside) <= _ROUNDING_RAD)
+        limits.require_rows(q_rad, answer_error, f"{_NOT_EXECUTED} {self._robot.name!r}.")
+        return replace(chunk, action=rows)
 
     @staticmethod
     def account(plan: JointTrajectory) -> dict[str, Any]:

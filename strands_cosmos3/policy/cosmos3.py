@@ -624,7 +624,8 @@ class Cosmos3Policy(Restorable, Policy):
         started = time.perf_counter()
         self._calls += 1
         arm = None if self.mode is Mode.FORWARD_DYNAMICS else self._arm
-        plan = chunk if arm is None else arm.solve(chunk, observation)
+        error = self.backend.answer_error
+        plan = chunk if arm is None else arm.solve(chunk, observation, error)
         timing = {"infer_ms": infer_ms, "solve_ms": (time.perf_counter() - started) * 1e3}
         self.last_rollout = {
             "action": chunk.action,

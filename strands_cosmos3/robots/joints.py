@@ -184,6 +184,17 @@ class JointLimits:
                 "e.g. to its home position."
             )
 
+    def require_rows(self, q_rad: F64, error: type[Cosmos3Error], remedy: str) -> None:
+        """Raise an error with a remedy unless rows [T, n] command every joint inside its range."""
+        if q_rad.shape[1] != len(self.q_min):
+            raise error(
+                f"the rows have {q_rad.shape[1]} joints, but the arm has {len(self.q_min)}; "
+                f"{remedy}"
+            )
+        inside = (q_rad >= self.q_min) & (q_rad <= self.q_max)
+        for row in np.flatnonzero(~inside.all(axis=1))[:1]:
+            raise error(f"row {row}: {self.outside(q_rad[row])}; {remedy}")
+
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""
         return JointLimits(*(getattr(self, name)[joints] for name in LIMIT_NAMES))

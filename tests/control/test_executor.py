@@ -598,7 +598,7 @@ def test_targets_outside_the_range_change_nothing():
     before = executor.reference
     rows = np.repeat(HOME_Q[None], 3, axis=0)
     rows[1, 3] = 0.5
-    with pytest.raises(ControlError, match="row 1 commands joint 3"):
+    with pytest.raises(ControlError, match=r"row 1: joint 4 of 7 is at 0\.5000 rad, outside"):
         executor.accept(chunk(rows))
     with pytest.raises(ControlError, match="6 joints"):
         executor.accept(chunk(rows[:, :6]))

@@ -19,11 +19,13 @@ from strands_cosmos3 import create_policy
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.replay import ReplayBackend
 from strands_cosmos3.backends.service import ServiceBackend
+from strands_cosmos3.control.executor import Executor
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
     ObservationError,
+    ServiceChunkError,
     ServiceRefusedError,
     ServiceUnavailableError,
     ServiceUnreadableError,
@@ -379,7 +381,8 @@ def test_a_video_of_forty_megabytes_arrives(serve, connect):
     video[-1, -1, -1] = 7
 
     roomy = Limits(max_bytes=2**27)
-    reply = encode({"action": np.zeros((4, 8), np.float32), "video": video}, roomy)
+    rows = np.tile(np.append(HOME_Q, 0.0).astype(np.float32), (4, 1))
+    reply = encode({"action": rows, "video": video}, roomy)
 
     def answer(client) -> None:
         client.send(encode({}))
@@ -397,6 +400,65 @@ def test_a_video_of_forty_megabytes_arrives(serve, connect):
         with pytest.raises(ServiceUnreadableError, match="max_reply_bytes"):
             connect(port, max_reply_bytes=2**20).infer(request())
         server.shutdown()
+
+
+class Rows(Echo):
+    """Answers the same rows to everyone."""
+
+    def __init__(self, rows):
+        super().__init__()
+        self.rows = rows
+
+    def infer(self, request):
+        return ActionChunk(self.rows, request.action_space, request.embodiment)
+
+
+def through_the_loop(policy):
+    """As our Robot asks: the policy's plan, which the executor accepts."""
+    plan = policy.plan(observation(), "go")
+    Executor(FER, 0.002, HOME_Q).accept(plan)
+
+
+ASKED = {
+    "steps": lambda policy: policy.get_actions_sync(observation(), "go"),
+    "batch": lambda policy: policy.get_actions_batch([observation()], "go"),
+    "loop": through_the_loop,
+}
+
+
+@pytest.mark.parametrize("how", ASKED)
+@pytest.mark.parametrize(
+    ("row", "joint", "q_rad", "says"),
+    [
+        (0, 1, 1.9, r"joint 2 of 7 is at 1\.9000 rad, outside its range \[-1\.7628, 1\.7628\]"),
+        (15, 5, -0.3, r"row 15: joint 6 of 7 is at -0\.3000 rad"),
+        (7, 6, -2.8974, r"row 7: joint 7 of 7 is at -2\.8974 rad"),
+        (3, 4, 90.0, r"action\[3, 4\] \(joint_4\) is 90; it is from -12\.57 to 12\.57 rad"),
+    ],
+)
+def test_rows_outside_the_joints_ranges_never_become_steps(serve, how, row, joint, q_rad, says):
+    rows = np.tile(np.append(HOME_Q, 0.4), (16, 1))
+    rows[row, joint] = q_rad
+    port = serve(Rows(rows)).port
+    with Cosmos3Policy("droid", robot="panda", host="127.0.0.1", port=port) as policy:
+        policy.set_control_frequency(60.0)
+        with pytest.raises(ServiceChunkError, match=says) as caught:
+            ASKED[how](policy)
+    assert "not executed" in str(caught.value)
+
+
+def test_rows_at_the_ends_of_the_ranges_are_executed(serve):
+    """Also where float32 has rounded them up."""
+    rows = np.tile(np.append(HOME_Q, 0.4), (16, 1))
+    rows[8:, 0] = FER.q_max[0]
+    assert np.float32(FER.q_max[0]) > FER.q_max[0]
+    rows[8:, 3] = FER.q_min[3]
+    port = serve(Rows(rows)).port
+    with Cosmos3Policy("droid", robot="panda", host="127.0.0.1", port=port) as policy:
+        steps = policy.get_actions_sync(observation(), "go")
+        through_the_loop(policy)
+    assert steps[-1]["joint1"] == FER.q_max[0]
+    assert steps[-1]["joint4"] == pytest.approx(FER.q_min[3], abs=1e-7)
 
 
 def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, connect):

@@ -181,10 +181,47 @@ def test_every_dialect_s_reply_is_a_chunk(reply):
 TRACEBACK = "Traceback (most recent call last):\n  File secret\nValueError: bad prompt"
 
 
-def with_value(value: float) -> np.ndarray:
+def with_value(value: float, column: int = 3) -> np.ndarray:
     rows = np.zeros((4, 8))
-    rows[2, 3] = value
+    rows[2, column] = value
     return rows
+
+
+@pytest.mark.parametrize(
+    ("space", "column", "value", "says"),
+    [
+        (JOINT_POS, 1, -30.0, r"action\[2, 1\] \(joint_1\) is -30; .* rad, not degrees"),
+        (JOINT_POS, 6, 13.0, "not degrees"),
+        (JOINT_POS, 0, 1e30, "not degrees"),
+        (JOINT_POS, 7, 255.0, r"\(gripper\) is 255; it is from -0\.5 to 1\.5"),
+        (JOINT_POS, 7, -1.0, r"\(gripper\) is -1"),
+        (POSE_ABS, 2, 310.0, r"\(z\) is 310; it is from -10 to 10 m, not centimetres or"),
+        (POSE_ABS, 0, -41.0, "not centimetres"),
+        (POSE_ABS, 7, 2.0, r"\(gripper\) is 2"),
+    ],
+)
+def test_rows_of_another_unit_are_refused(space, column, value, says):
+    rows = with_value(value, column)
+    if space is POSE_ABS:
+        rows[:, 3] = 1.0
+    with pytest.raises(ServiceChunkError, match=says):
+        wire.decode_reply({"action": rows}, request(space), 1)
+
+
+@pytest.mark.parametrize("name", ["bridge", "fractal", "umi"])
+@pytest.mark.parametrize("value", [11.0, -1e4, 1e300])
+def test_wild_rows_in_own_columns_are_refused(name, value):
+    asked = bare_request(get_embodiment(name))
+    rows = np.zeros((3, asked.action_space.width))
+    rows[1, 4] = value
+    with pytest.raises(ServiceChunkError, match="rows are not"):
+        wire.decode_reply({"action": rows}, asked, 1)
+
+
+@pytest.mark.parametrize("gripper", [-0.3, 1.4])
+def test_a_gripper_that_a_model_overshot_is_clipped(gripper):
+    chunk = wire.decode_reply({"action": with_value(gripper, 7)}, request(), 1)
+    assert chunk.action[2, 7] == (gripper < 0)
 
 
 @pytest.mark.parametrize(
