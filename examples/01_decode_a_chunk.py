@@ -10,7 +10,7 @@ The chunk stands in for what a Cosmos 3 checkpoint emits: 16 rows of ten normali
 try:
     import mink  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import (

@@ -12,7 +12,7 @@ import sys
 try:
     import mink  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[sim]'") from None
 
 from strands_cosmos3 import Robot
 

@@ -14,9 +14,7 @@ import numpy as np
 try:
     import torch
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"{error.name} is not installed: pip install 'strands-cosmos3[engine]'"
-    ) from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[engine]'") from None
 
 from strands_cosmos3 import Cosmos3Engine, Cosmos3PolicyProcessor
 from strands_cosmos3.embedded import embedded_checkpoint

@@ -1,6 +1,6 @@
 """strands-robots as the host: its own Robot drives the arm with our policy.
 
-    pip install 'strands-robots>=0.5.3' 'mujoco<4' 'strands-cosmos3[sim,serve]'        # Python 3.12
+    pip install 'strands-robots>=0.5.3' 'mujoco<4' -e '.[sim,serve]'        # Python 3.12
     python examples/05_strands_host.py
 
 A recorded motion stands in for a model here, so nothing else is needed. For a policy server, give
@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError as error:
     raise SystemExit(
         f"{error.name} is not installed: pip install 'strands-robots>=0.5.3' 'mujoco<4' "
-        "'strands-cosmos3[sim,serve]'"
+        "-e '.[sim,serve]'"
     ) from None
 import numpy as np
 

@@ -1,7 +1,6 @@
 """Record two rollouts as a LeRobot v3 dataset, and read it back.
 
-    python examples/06_record_a_dataset.py [FOLDER]   # needs pip install
-    'strands-cosmos3[sim,data]'
+    python examples/06_record_a_dataset.py [FOLDER]   # needs pip install -e '.[sim,data]'
 
 The folder is what `LeRobotDataset(..., root=FOLDER)` reads too. Run it again with the same folder
 and the episodes are added.
@@ -15,9 +14,7 @@ try:
     import mink  # noqa: F401
     import pyarrow  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"{error.name} is not installed: pip install 'strands-cosmos3[data,sim]'"
-    ) from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[data,sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Robot, decode_pose_trajectory

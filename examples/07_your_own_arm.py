@@ -13,7 +13,7 @@ import time
 try:
     import mink  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy

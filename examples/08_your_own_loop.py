@@ -11,7 +11,7 @@ shows the one that does not.
 try:
     import mujoco
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Cosmos3Policy

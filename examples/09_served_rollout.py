@@ -16,9 +16,7 @@ try:
     import msgpack  # noqa: F401
     import websockets  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"{error.name} is not installed: pip install 'strands-cosmos3[serve,sim]'"
-    ) from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[serve,sim]'") from None
 import numpy as np
 
 from strands_cosmos3 import Robot

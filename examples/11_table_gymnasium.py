@@ -3,9 +3,7 @@
 try:
     import gymnasium
 except ModuleNotFoundError as error:
-    raise SystemExit(
-        f"{error.name} is not installed: pip install 'strands-cosmos3[gym,sim]'"
-    ) from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[gym,sim]'") from None
 import numpy as np
 
 env = gymnasium.make(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-INSTALL = "pip install openpi-client 'strands-cosmos3[gym]'; make libero"
+INSTALL = "pip install openpi-client -e '.[gym]'; make libero"
 try:
     import gymnasium
     from openpi_client.websocket_client_policy import WebsocketClientPolicy

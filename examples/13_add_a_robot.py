@@ -7,7 +7,7 @@ from dataclasses import replace
 try:
     import mink  # noqa: F401
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install 'strands-cosmos3[sim]'") from None
+    raise SystemExit(f"{error.name} is not installed: pip install -e '.[sim]'") from None
 import numpy as np
 
 from strands_cosmos3.control.limb_ik import LimbIK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -48,8 +49,18 @@ def of_world(world: str | None) -> tuple[str, ...]:
 
 
 def pip_command(extras: Iterable[str]) -> str:
-    """Return the command that installs some extras."""
-    return f"pip install 'strands-cosmos3[{','.join(extras)}]'"
+    """Return the command that installs some extras. pip finds this package where it is installed,
+    and else needs the checkout: no index has it.
+    """
+    package = "strands-cosmos3" if _is_installed() else str(Path(__file__).resolve().parents[1])
+    return f"pip install '{package}[{','.join(extras)}]'"
+
+
+def _is_installed() -> bool:
+    try:
+        return bool(version("strands-cosmos3"))
+    except PackageNotFoundError:
+        return False
 
 
 def require_extras(user: str, extras: Iterable[str]) -> None:

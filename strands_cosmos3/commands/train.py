@@ -39,7 +39,9 @@ class Train:
     out: Path
     """Folder of the run."""
     model: str
-    """Checkpoint to begin from: a folder in the released layout, or a hub repository."""
+    """Checkpoint to begin from: a folder in the released layout, or owner/name[@revision] on the
+    Hugging Face hub.
+    """
     dataset: str
     """LeRobot v3 dataset with end-effector poses of the Cosmos frame: a folder, or
     owner/name[@revision] on the Hugging Face hub.
@@ -69,7 +71,8 @@ class Train:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("sim", "engine", "data", *(("train",) if self.training.lora_rank else ()))
+        training = ("train",) if self.tensorboard or self.training.lora_rank else ()
+        return ("sim", "engine", "data", *training)
 
     def run(self) -> int:
         """Train, and print the path of the checkpoint."""

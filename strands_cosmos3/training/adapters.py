@@ -13,6 +13,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.transformer import GENERATION_NAMES
 from strands_cosmos3.engine.weights import HEAD_KEYS, checkpoint_key
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.extras import pip_command
 from strands_cosmos3.training.flow import TrainedPolicy
 
 ALPHA = 2
@@ -50,9 +51,7 @@ def add_lora(policy: TrainedPolicy, rank: int, targets: Sequence[str], seed: int
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise MissingDependencyError(
-            "--lora-rank needs peft: pip install 'strands-cosmos3[train]'."
-        ) from error
+        raise MissingDependencyError(f"--lora-rank needs peft: {pip_command(['train'])}") from error
     tower = policy.transformer.generation
     made = {name.rpartition(".")[2] for name, _ in tower.named_modules()}
     known = {role: name for role, name in _PROJECTIONS.items() if name in made}

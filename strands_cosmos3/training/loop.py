@@ -25,6 +25,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from strands_cosmos3.errors import ConfigError, MissingDependencyError, TrainingError
+from strands_cosmos3.extras import pip_command
 from strands_cosmos3.resources import storing, write_text, write_whole
 from strands_cosmos3.training.state import PREVIOUS, STATE, has_state, read_state, write_state
 
@@ -366,5 +367,7 @@ def shard_like(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def require_tensorboard() -> None:
     """Raise MissingDependencyError if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
-        how = "pip install 'strands-cosmos3[train]', or train with --no-tensorboard"
-        raise MissingDependencyError(f"TensorBoard's curves need tensorboard: {how}.")
+        raise MissingDependencyError(
+            f"TensorBoard's curves need tensorboard: {pip_command(['train'])}, or train with "
+            "--no-tensorboard."
+        )
