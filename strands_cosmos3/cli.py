@@ -17,6 +17,7 @@ from importlib import import_module
 from typing import Annotated, Any, NoReturn
 
 from strands_cosmos3 import __version__
+from strands_cosmos3.checks import known_name
 from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
 from strands_cosmos3.extras import needed_by, require_extras
 from strands_cosmos3.parallel.rank import exit_rank
@@ -123,7 +124,7 @@ def _parsed(arguments: list[str]) -> Any:
     """Return the command that a command line describes; only its own module is loaded."""
     import tyro
 
-    from strands_cosmos3.commands.flags import registry
+    from strands_cosmos3.commands.flags import description, registry, required_options
 
     settings: dict[str, Any] = {
         "config": (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone),
@@ -131,12 +132,15 @@ def _parsed(arguments: list[str]) -> Any:
         "registry": registry,
     }
     name = arguments[0] if arguments else ""
-    if name in COMMANDS:
-        kind = _kind(name)
+    if name and not name.startswith("-"):
+        kind = _kind(known_name(name, "command", COMMANDS))
         rest = arguments[1:]
         default = {"default": kind.default(rest)} if hasattr(kind, "default") else {}
         settings["prog"] += f" {name}"
-        return tyro.cli(kind, args=rest, **default, **settings)
+        if {"-h", "--help"} & {*rest}:  # tyro wraps no description, and names no required option
+            print(f"{description(kind)}\n")
+            settings["prog"] += required_options(kind)
+        return tyro.cli(kind, args=rest, description="", **default, **settings)
     union: Any = None
     for name in COMMANDS:
         kind = _kind(name)

@@ -5,6 +5,10 @@ texts are the docstrings of their fields, sections are groups, and a default of 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
+import shutil
+import textwrap
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, field, fields, is_dataclass
 from types import NoneType
@@ -90,11 +94,37 @@ def _choice_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | Non
 def help_texts(kind: Any) -> dict[str, str]:
     """Return the documentation of a dataclass's fields, those of its bases included, by name."""
     return {
-        param.arg_name: " ".join((param.description or "").replace("``", "").split())
+        param.arg_name: " ".join(_plain(param.description or "").split())
         for part in reversed(kind.__mro__)
         if is_dataclass(part)
         for param in parse_from_object(part).params
     }
+
+
+def description(kind: Any) -> str:
+    """Return what the help says of a command: its docstring, in lines as wide as the terminal."""
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, break_on_hyphens=False, break_long_words=False
+    )
+    return "\n\n".join(
+        part if part.startswith(" ") else wrapper.fill(" ".join(part.split()))
+        for part in _plain(inspect.getdoc(kind) or "").split("\n\n")
+    )
+
+
+def required_options(kind: Any) -> str:
+    """Return the options of a command that have no default, as a usage line writes them."""
+    declared = (f for f in fields(kind) if f.default is f.default_factory is MISSING)
+    return "".join(
+        f" --{f.name.replace('_', '-')} {str(f.type).upper()}"
+        for f in declared
+        if "Positional" not in str(f.type)
+    )
+
+
+def _plain(text: str) -> str:
+    """Return a docstring without reST's marks: roles and quotes of code."""
+    return re.sub(r"(:\w+)*:?`+~?([^`]*)`+", r"\2", text)
 
 
 def _default(declared: Field[Any], parent: Any) -> Any:

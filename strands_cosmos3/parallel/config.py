@@ -23,7 +23,7 @@ VAE_SPLITS = get_args(VaeSplit)
 class ParallelConfig:
     """How one engine is divided among ranks.
 
-    Rank number = ``cfg_rank * tp_size + tp_rank``.
+    Rank number = cfg_rank * tp_size + tp_rank.
 
     Raises:
         InputError: A degree, the split or the time limit is not valid.
