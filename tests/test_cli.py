@@ -19,13 +19,17 @@ from typing import Any
 import av
 import numpy as np
 import pytest
+from rich.console import Console
 
 from strands_cosmos3.cli import COMMANDS, main
 from strands_cosmos3.commands import doctor
 from strands_cosmos3.commands.flags import help_texts
+from strands_cosmos3.commands.progress import WaitNotice
+from strands_cosmos3.commands.rollout import FileFlags
 from strands_cosmos3.errors import BackendError
 from strands_cosmos3.options import options_of
 from strands_cosmos3.robots.panda import FER
+from strands_cosmos3.sim.film import VideoRecorder
 from strands_cosmos3.types import ErrorSummary, Outcome, Rollout
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.world import Start
@@ -169,7 +173,7 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
-    assert process.returncode == 1, error
+    assert process.returncode == 130, error
     assert "interrupted" in out
     assert "a-seed0.npz" in out.replace("\n", "")
     (episode,) = json.loads(report.read_text())["episodes"]
@@ -182,6 +186,79 @@ def test_ctrl_c_brings_the_arm_to_rest_and_keeps_everything(tmp_path: Path):
     with av.open(str(tmp_path / "a-seed0.mp4")) as kept:
         assert sum(1 for _ in kept.decode(video=0)) > 0
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_a_film_that_this_run_did_not_write_is_not_named_as_written(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    older: bool,
+):
+    """Ctrl-C comes before the first picture; an older film keeps its bytes."""
+    film, report = tmp_path / "a.mp4", tmp_path / "a.json"
+    if older:
+        film.write_bytes(b"an older film")
+    presses = iter([signal.SIGINT])
+    monkeypatch.setattr(
+        VideoRecorder, "film_tick", lambda *_: [signal.raise_signal(key) for key in presses]
+    )
+    assert main([*EXPERT, "--video", str(film), "--json", str(report)]) == 130
+    lines = capsys.readouterr().out.splitlines()
+    assert f"wrote {report}" in lines
+    assert f"wrote {film}" not in lines
+    (said,) = (line for line in lines if line.startswith("did not write"))
+    assert str(film) in said
+    assert ("the older one is as it was" in said) == older
+    assert not older or film.read_bytes() == b"an older film"
+
+
+def test_files_of_some_episodes_are_named(tmp_path: Path):
+    nothing = ErrorSummary(0.0, 0.0, 0.0, 0.0)
+    first, second = (
+        Rollout(seed, "pick", "", Outcome.SUCCESS, {}, {}, {}, 1.0, 1.0, nothing, video=video)
+        for seed, video in ((0, tmp_path / "a-seed0.mp4"), (1, None))
+    )
+    files = FileFlags(video=tmp_path / "a.mp4", dataset=tmp_path / "set")
+    assert [*files.written([first, second], True, 1)] == [
+        f"wrote {tmp_path}/a-seed0.mp4",
+        f"wrote {tmp_path}/set",
+    ]
+    (film, dataset) = files.written([second], True, 0)
+    assert film.startswith(f"did not write {tmp_path}/a-seed1.mp4")
+    assert dataset.startswith(f"did not write {tmp_path}/set")
+
+
+def test_a_command_says_what_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Before it loads anything, and before the first inference; here with no patience at all."""
+
+    class Timer:
+        def __init__(self, after_s: float, say: Any, phase: list[str]):
+            assert after_s < 2
+            self.start = lambda: say(*phase)
+
+        def cancel(self) -> None:
+            pass
+
+    monkeypatch.setattr("strands_cosmos3.commands.progress.Timer", Timer)
+    assert main([*EXPERT, "--task", "reach", "--duration", "0.1"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "loading world table and policy scripted ...",
+        "waiting for the first answer ...",
+    ]
+
+
+def test_a_short_wait_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]):
+    with WaitNotice(Console(), after_s=0.2) as wait:
+        wait.begin("loading")
+        wait.begin("waiting for the first answer")
+        wait.end()
+        wait.begin("drawing")
+    time.sleep(0.3)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_failed_task_is_status_one():
@@ -371,6 +448,44 @@ def test_every_flag_that_a_message_names_exists():
         unknown = {name for name in named if name.removeprefix("no-") not in flags}
         unknown -= {*OF_OTHER_PROGRAMS}
         assert not unknown, (path.name, unknown)
+
+
+@pytest.mark.parametrize("width", [60, 100])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_the_terminal(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """But for command lines, which are to be copied."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    printed = capsys.readouterr().out
+    assert "`" not in printed
+    wide = [line for line in printed.splitlines() if len(line) > width]
+    assert all(re.match(r" *(usage: )?(strands-cosmos3|torchrun) ", line) for line in wide), wide
+
+
+def test_the_usage_names_what_is_required(capsys: pytest.CaptureFixture[str]):
+    for command, options in (("train", "--out PATH --model STR --dataset STR "), ("view", "")):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        assert f"usage: strands-cosmos3 {command} {options}[-h]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["rolout"], "rollout"),
+        (["help", "evalute"], "evaluate"),
+        (["trian", "--out", "x"], "train"),
+    ],
+)
+def test_a_mistyped_command_has_a_suggestion(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"Did you mean '{hint}'?" in line
 
 
 def test_help_of_a_command_is_its_help(capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +34,39 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+class WaitNotice:
+    """Says in one line what a command waits for, where that takes more than a second. As a context
+    manager it says nothing after the block.
+    """
+
+    def __init__(self, console: Console, after_s: float = 1.0):
+        self._console = console
+        self._after_s = after_s
+        self._timer: Timer | None = None
+
+    def begin(self, phase: str) -> None:
+        """Begin to wait for something else, e.g. "loading the policy"."""
+        self.end()
+        self._timer = Timer(self._after_s, self._say, [phase])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def end(self) -> None:
+        """The wait is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None
+
+    def _say(self, phase: str) -> None:
+        self._console.print(f"{phase} ...", style="dim", highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> WaitNotice:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end()
 
 
 class LoggedProgress(Progress):

@@ -25,6 +25,7 @@ from strands_cosmos3.commands.files import (
     versions,
 )
 from strands_cosmos3.commands.flags import from_environment
+from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.commands.push import push_folder, require_repository
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
@@ -189,14 +190,24 @@ class FileFlags:
 
             write_whole(plot, lambda unfinished: plot_rollout(episode, unfinished))
 
-    def written(self, episodes: list[Rollout], many: bool) -> Iterator[str]:
-        """Return a line for each file."""
+    def written(self, episodes: list[Rollout], many: bool, recorded: int) -> Iterator[str]:
+        """Return a line for each file that these episodes wrote, or did not come to write;
+        ``recorded`` of them are in the dataset.
+        """
+        filmed = [episode for episode in episodes if episode.video is not None]
         for path in (self.video, self.json, self.plot, self.npz, self.rrd, self.dataset):
-            if path is not None:
-                for_each = many and path.suffix not in (".json", "")
-                rest = " (one for each seed)" if for_each and len(episodes) > 1 else ""
-                yield f"wrote {numbered(path, episodes[-1].seed, for_each)}{rest}"
-        if self.push is not None and self.dataset is not None:
+            if path is None:
+                continue
+            wrote = {self.video: filmed, self.dataset: episodes[:recorded]}.get(path, episodes)
+            for_each = many and path not in (self.json, self.dataset)
+            if wrote:
+                rest = " (one for each seed)" if for_each and len(wrote) > 1 else ""
+                yield f"wrote {numbered(path, wrote[-1].seed, for_each)}{rest}"
+            else:
+                path = numbered(path, episodes[-1].seed, for_each)
+                kept = "; the older one is as it was" if path is not None and path.exists() else ""
+                yield f"did not write {path}: the episode ended before its first picture{kept}"
+        if self.push is not None and self.dataset is not None and recorded:
             yield f"pushed to {push_folder(self.dataset, self.push, 'dataset')}"
 
 
@@ -267,7 +278,13 @@ class RolloutCommand:
         return ("sim", *needed)
 
     def run(self) -> int:
-        """Run it; returns 0 if every judged episode succeeded, else 1."""
+        """Run it; returns 0 if every judged episode succeeded, 130 if Ctrl-C ended it, else 1."""
+        console = Console()
+        with WaitNotice(console) as wait:
+            wait.begin(f"loading world {self.world} and policy {self._backend}")
+            return self._run(console, wait)
+
+    def _run(self, console: Console, wait: WaitNotice) -> int:
         self._check()
         from strands_cosmos3.control.loop import LoopConfig
         from strands_cosmos3.sim.episode import physics_steps_per_tick
@@ -282,7 +299,6 @@ class RolloutCommand:
         if self.instruction and self._task is not None:
             self._world.check_instruction(self._task, self.instruction)
         arm = None if self.arm == ArmFlags() else self.arm.options
-        console = Console()
         episodes: list[Rollout] = []
         with (
             self._world.open(self._robot, task=self._task, arm=arm) as session,
@@ -293,17 +309,20 @@ class RolloutCommand:
         ):
             if not self.realtime:
                 policy.decode_frames = frames_shown(policy.replan_rows, self.latency)
+            wait.begin("waiting for the first answer")
             for seed in self._seeds():
-                episode = self._episode(session, policy, seed, bar, listeners, recorder)
+                episode = self._episode(session, policy, seed, bar, wait, listeners, recorder)
                 episodes.append(episode)
                 self.files.save(episodes, self._summary(episodes), self.episodes != 1)
                 if episode.outcome is Outcome.INTERRUPTED and not self._goes_on():
                     break
         _print(console, episodes, self._summary(episodes))
-        for line in self.files.written(episodes, self.episodes != 1):
+        recorded = 0 if recorder is None else recorder.saved
+        for line in self.files.written(episodes, self.episodes != 1, recorded):
             console.print(line, soft_wrap=True)
-        failed = (Outcome.FAULT, Outcome.INTERRUPTED)
-        return int(any(e.success is False or e.outcome in failed for e in episodes))
+        if episodes[-1].outcome is Outcome.INTERRUPTED:
+            return 130
+        return int(any(e.success is False or e.outcome is Outcome.FAULT for e in episodes))
 
     @property
     def _backend(self) -> str:
@@ -429,11 +448,17 @@ class RolloutCommand:
         policy: Any,
         seed: int,
         bar: Progress,
+        wait: WaitNotice,
         listeners: Listeners,
         recorder: Any,
     ) -> Rollout:
         label = f"{self._task or self._backend}, seed {seed}"
         row = bar.add_task(label, total=self.duration)
+
+        def show_progress(now_s: float, total_s: float) -> None:
+            wait.end()
+            bar.update(row, completed=now_s, total=total_s)
+
         listeners.begin(self._policy_instruction)
         session.reset(replace(self._start(seed), instruction=self._policy_instruction))
         hz = None if self._world.fixed_frequency else self.control_frequency
@@ -447,7 +472,7 @@ class RolloutCommand:
                 noise_seed=self.noise_seed,
                 latency=self._latency,
                 realtime=self.realtime,
-                progress=lambda now, total: bar.update(row, completed=now, total=total),
+                progress=show_progress,
                 on_tick=listeners.on_tick,
                 audience=listeners.audience,
                 recorder=recorder,

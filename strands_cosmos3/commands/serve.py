@@ -15,6 +15,7 @@ from rich.console import Console
 from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import positive, seed_number, whole_number
 from strands_cosmos3.commands.flags import from_environment
+from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
@@ -25,6 +26,7 @@ from strands_cosmos3.policy.options import PolicyOptions
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
+    from strands_cosmos3.serving.server import PolicyServer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,12 @@ class ServeCommand:
 
     def run(self) -> int:
         """Serve until stopped; return 0."""
+        # the first line of standard output is the address
+        with WaitNotice(Console(stderr=True)) as wait:
+            return self._serve(Console(), wait)
+
+    def _serve(self, console: Console, wait: WaitNotice) -> int:
+        wait.begin(f"loading policy {self._backend} for {self.embodiment}")
         with needed_by("serve"):
             from strands_cosmos3.serving.served import ServedPolicy
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
@@ -148,12 +156,13 @@ class ServeCommand:
                 for backend in backends
             ]
             server = PolicyServer(policies, config)
-            console = Console()
-            server.run(
-                ready=lambda server: console.print(
-                    self._banner(name, server.port), highlight=False, soft_wrap=True
-                )
-            )
+            wait.begin("waiting for the first answer")
+
+            def show_address(server: PolicyServer) -> None:
+                wait.end()
+                console.print(self._banner(name, server.port), highlight=False, soft_wrap=True)
+
+            server.run(ready=show_address)
             if server.busy_s:
                 console.print(
                     f"stopped; an inference that still ran after {self.grace:g} s was abandoned"

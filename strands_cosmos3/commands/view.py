@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from strands_cosmos3.checks import whole_number
+from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.commands.rollout import Listeners, RolloutCommand
 from strands_cosmos3.errors import ConfigError, Cosmos3Error, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
@@ -74,10 +75,12 @@ class ViewCommand(RolloutCommand):
         if self.play is None:
             super().run()
         else:
-            self._play(self.play)
+            console = Console()
+            with WaitNotice(console) as wait:
+                self._play(self.play, console, wait)
         return 0
 
-    def _play(self, path: Path) -> None:
+    def _play(self, path: Path, console: Console, wait: WaitNotice) -> None:
         if not path.exists():
             raise ResourceNotFoundError(
                 f"--play {str(path)!r} does not exist; give a dataset's folder or a rollout's .npz."
@@ -88,10 +91,11 @@ class ViewCommand(RolloutCommand):
 
         with needed_by("the live page"):
             from strands_cosmos3.view.playback import play, recorded_episodes, robot_of
+        wait.begin(f"loading {path}")
         robot = robot_of(path, get_robot(self._robot))
-        console = Console()
         scene = arm_world(self._world).scene(robot, arm=self.arm.arm_model)
         with self._open_page(scene) as page:
+            wait.end()
             console.print(f"open [bold]{page.url}[/bold] (Ctrl-C ends)")
             with deferred_interrupt() as interrupt:
                 for n, recorded in enumerate(recorded_episodes(path, scene, self.episode), 1):

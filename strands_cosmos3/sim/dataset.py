@@ -96,12 +96,16 @@ class RolloutRecorder:
     The last moment is not a frame, because no command follows it. The writer's spec is
     :func:`rollout_spec`; the poses are those of the embodiment's tool frame. Of several limbs, each
     has its own columns, joined by name, and poses in its own base.
+
+    Attributes:
+        saved: Number of episodes that were saved; one that ended before its first frame is not.
     """
 
     def __init__(self, writer: DatasetWriter, embodiment: str | Embodiment = "droid"):
         self._writer = writer
         self._embodiment = get_embodiment(embodiment)
         self._steps_a_frame = round(PHYSICS_HZ / writer.spec.fps)
+        self.saved = 0
 
     @contextmanager
     def recording(
@@ -131,7 +135,9 @@ class RolloutRecorder:
                 yield steps.finish
             finally:
                 arm.on_step = None
-            if not episode.length:
+            if episode.length:
+                self.saved += 1
+            else:
                 episode.discard()
 
 

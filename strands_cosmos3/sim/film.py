@@ -146,6 +146,11 @@ class VideoRecorder:
         self._begun = False
         self._trace = RolloutTrace(scene, _TRAIL_POINTS)
 
+    @property
+    def film(self) -> Path | None:
+        """The finished film, once the block has ended; None if there is none."""
+        return None if self._writer is None else self._writer.kept
+
     def observe(self, data: mujoco.MjData) -> dict[str, NDArray[np.uint8]]:
         """Render the policy's views, [180, 320, 3] uint8 each."""
         return self._views.render(data)

@@ -39,6 +39,10 @@ class VideoWriter:
     Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders
     are made.
 
+    Attributes:
+        frames: Frames written so far.
+        kept: The finished film, once :meth:`close` has moved it to its place; else None.
+
     Raises:
         InputError, ConfigError: fps is not above zero; a suffix not .mp4, .mkv or .mov.
         MissingDependencyError: PyAV is not installed.
@@ -61,6 +65,7 @@ class VideoWriter:
         self._stream: Any = None
         self._container: Any = av.open(str(self._hidden), "w")
         self.frames = 0
+        self.kept: Path | None = None
 
     def write(self, frame: Frame) -> None:
         """Append a frame [H, W, 3] uint8; height and width even, and the same for every frame."""
@@ -90,6 +95,7 @@ class VideoWriter:
                 container.close()
                 if keep:
                     os.replace(self._hidden, self.path)
+                    self.kept = self.path.absolute()
         finally:
             self._hidden.unlink(missing_ok=True)
 

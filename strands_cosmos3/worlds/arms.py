@@ -428,9 +428,7 @@ class Robot(SimulatedArm):
             else:
                 with options.recorder.recording(self, film.observe, instruction) as save:
                     rollout = save(runner.run(start.seed, start.task))
-        if options.video is None:
-            return rollout
-        return replace(rollout, video=Path(options.video).expanduser().absolute())
+        return replace(rollout, video=film.film)
 
     def _reset_to(self, recording: LimbRecording, seed: int, layout: Layout | None) -> None:
         """Place the arm where a recording begins, joined with the robot's limbs by name. Raise

@@ -288,7 +288,7 @@ class LiberoSession(Session):
             realtime_factor=duration_s / (time.perf_counter() - started),
             model_sha256=policy.model_sha256,
             fault=fault,
-            video=None if film is None else film.path,
+            video=None if film is None else film.kept,
             followed=None if other is None else outcome is Outcome.FOLLOWED,
         )
 
