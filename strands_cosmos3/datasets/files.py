@@ -31,11 +31,12 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import instance_of, whole_number
 from strands_cosmos3.datasets.spec import BOOKKEEPING, VIDEO, DatasetSpec, Feature
-from strands_cosmos3.datasets.stats import Stats
+from strands_cosmos3.datasets.stats import QUANTILES, STATISTICS, Stats
 from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
-from strands_cosmos3.resources import contained, read_json, require_file, write_whole
+from strands_cosmos3.resources import contained, read_json, require_file, shown, write_whole
 
 VERSION = "v3.0"
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?", re.IGNORECASE)
 INFO = "meta/info.json"
 STATS = "meta/stats.json"
 TASKS = "meta/tasks.parquet"
@@ -47,6 +48,10 @@ _UNCOMMITTED = 10_000
 """More tasks or episodes than a commit, which a killed writer may have left, adds to a file."""
 DATA_FILE_MB = 100
 VIDEO_FILE_MB = 200
+_UNPACKED_BYTES, _UNPACKED_RATIO = 16 << 20, 100
+"""What the columns that are read of one parquet file may take when unpacked: so many bytes, or so
+many times the file's size.
+"""
 HINT = "Is its folder a LeRobot v3 dataset?"
 NOTE = "strands_cosmos3/note"
 """Column of the episode index with a free-form JSON object, e.g. seed and outcome."""
@@ -91,12 +96,14 @@ class Info:
     spec: DatasetSpec
     total_episodes: int = 0
     total_frames: int = 0
-    total_tasks: int = 0
+    total_tasks: int | None = 0  # None if info.json does not state it
     data_path: str = DATA_PATH  # template
     video_path: str = VIDEO_PATH  # template
     chunk_size: int = CHUNK_SIZE  # maximum number of files in a chunk's folder
     foreign: Mapping[str, str] = field(default_factory=dict[str, str])
     """Why a feature of another program cannot be read, by key."""
+    misnamed: frozenset[str] = frozenset()
+    """Features whose names of columns are not as many as the columns, and therefore not used."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents of ``meta/info.json``."""
@@ -137,33 +144,27 @@ def read_info(root: Path) -> Info:
     version, or invalid.
     """
     raw = read_meta(root, INFO)
-    version = raw.get("codebase_version")
-    if version != VERSION:
-        remedy = (
-            " LeRobot converts v2.1 in its place: python -m "
-            f"lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=local/{root.name} --root={root} "
-            "--push-to-hub=false"
-        )
-        raise DatasetFormatError(
-            f"{root / INFO} has version {version!r}, but only {VERSION} is read."
-            + remedy * (str(version) < VERSION)
-        )
+    _require_version(root, raw.get("codebase_version"))
     try:
         fps: Any = raw.get("fps")
         parsed = dict[str, Feature]()
         foreign = dict[str, str]()
+        misnamed = set[str]()
         for key, value in instance_of(raw.get("features"), dict, "features").items():
             if key not in BOOKKEEPING:
                 try:
-                    parsed |= DatasetSpec(1, {key: _feature_from(key, value)}).features
+                    feature, fits = _feature_from(key, value)
+                    parsed |= DatasetSpec(1, {key: feature}).features
+                    misnamed |= set() if fits else {key}
                 except InputError as error:
                     foreign[key] = str(error)
         spec = DatasetSpec(fps, parsed, raw.get("robot_type"))
         totals = {
-            name: whole_number(raw.get(name, 0), name, 0, 2**53)
+            name: whole_number(raw.get(name), name, 0, 2**53)
             for name in ("total_episodes", "total_frames", "total_tasks")
+            if name != "total_tasks" or raw.get(name) is not None
         }
-        chunk_size = whole_number(raw.get("chunks_size", 0), "chunks_size", 0) or CHUNK_SIZE
+        chunk_size = whole_number(raw.get("chunks_size") or 0, "chunks_size", 0) or CHUNK_SIZE
     except InputError as error:
         raise DatasetFormatError(f"{root / INFO}: {error}") from None
     data_path = raw.get("data_path")
@@ -172,11 +173,12 @@ def read_info(root: Path) -> Info:
         raise DatasetFormatError(f"{root / INFO}: data_path and video_path must be text.")
     info = Info(
         spec,
-        **totals,
+        **{"total_tasks": None, **totals},
         data_path=data_path,
         video_path=video_path,
         chunk_size=chunk_size,
         foreign=foreign,
+        misnamed=frozenset(misnamed),
     )
     file_of(root, data_path, (0, 0))
     for key in spec.cameras or {"camera": None}:
@@ -184,7 +186,25 @@ def read_info(root: Path) -> Info:
     return info
 
 
-def _feature_from(key: str, raw: Any) -> Feature:
+def _require_version(root: Path, version: Any) -> None:
+    """Raise DatasetFormatError unless a dataset's version is ours."""
+    number = _VERSION.fullmatch(str(version))
+    found = (int(number[1]), int(number[2])) if number else None
+    if found == (3, 0):
+        return
+    remedy = (
+        " LeRobot converts v2.1 in its place: python -m "
+        f"lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=local/{root.name} --root={root} "
+        "--push-to-hub=false"
+    )
+    is_older = version is None or (found is not None and found < (3, 0))
+    raise DatasetFormatError(
+        f"{root / INFO} has version {version!r}, but only {VERSION} is read." + remedy * is_older
+    )
+
+
+def _feature_from(key: str, raw: Any) -> tuple[Feature, bool]:
+    """Return a feature, and whether its names are usable or absent."""
     if (
         not isinstance(raw, dict)
         or not isinstance(raw.get("shape"), list)
@@ -192,21 +212,31 @@ def _feature_from(key: str, raw: Any) -> Feature:
     ):
         raise InputError(f"feature {key!r} needs a dtype and a shape, got {str(raw)[:80]!r}.")
     shape = tuple(raw["shape"])
-    names = raw.get("names")
     if raw["dtype"] == VIDEO and len(shape) == 3 and shape[0] == 3 and shape[2] != 3:
         shape = (*shape[1:], 3)  # LeRobot writes [3, H, W] or [H, W, 3]
-    is_flat = (
-        isinstance(names, list)
-        and all(isinstance(name, str) for name in names)
-        and raw["dtype"] != VIDEO
-    )
+    names = () if raw["dtype"] == VIDEO else _column_names(raw.get("names"))
+    fits = shape == (len(names),)
     info = raw.get("info")
-    return Feature(
-        raw["dtype"],
-        shape,
-        tuple(names) if is_flat and names else None,
-        info if isinstance(info, dict) else {},
+    feature = Feature(
+        raw["dtype"], shape, names if fits else None, info if isinstance(info, dict) else {}
     )
+    return feature, fits or len(names) < 2  # a single one is a label of the whole
+
+
+def _column_names(names: Any) -> tuple[str, ...]:
+    """Return the names of columns as LeRobot's versions write them: a list, lists in a list or an
+    object, or an object of each name's place. Return nothing for others.
+    """
+    if isinstance(names, dict) and names:
+        places: list[Any] = list(names.values())
+        if all(type(place) is int for place in places):
+            is_order = sorted(places) == list(range(len(places)))
+            return tuple(sorted(names, key=names.__getitem__)) if is_order else ()
+        names = places
+    if not isinstance(names, list):
+        return ()
+    flat = [name for part in names for name in (part if isinstance(part, list) else [part])]
+    return tuple(flat) if all(isinstance(name, str) for name in flat) else ()
 
 
 def read_meta(root: Path, name: str) -> dict[str, Any]:
@@ -223,48 +253,80 @@ def read_table(
     most_values: int | None = None,
 ) -> Any:
     """Read a parquet table: all columns, or ``columns`` and the existing ``optional`` ones.
-    Raises DatasetFormatError; before anything is read, if there are more than ``most_rows``, or
-    more than ``most_values`` in ``columns``.
+    Texts come as Arrow dictionaries, each once, however often a row repeats it.
+
+    Raises DatasetFormatError; before anything is read, if there are more than ``most_rows``, more
+    than ``most_values`` in ``columns``, or more bytes than a file of its size may unpack to.
     """
     inside(root, path)
     require_file(path, DatasetFormatError, hint="The dataset refers to it.")
     try:
-        with pq.ParquetFile(path) as file:
+        footer = pq.read_metadata(path)
+        with pq.ParquetFile(path, metadata=footer, read_dictionary=_texts_of(footer)) as file:
             names = file.schema_arrow.names
-            n_rows = file.metadata.num_rows
-            if n_rows > most_rows:
+            if footer.num_rows > most_rows:
                 raise DatasetFormatError(
-                    f"{path} has {n_rows} rows, but the dataset refers to {most_rows} of them."
+                    f"{path} has {footer.num_rows} rows, but the dataset refers to {most_rows} of "
+                    "them."
                 )
             if missing := [name for name in columns or () if name not in names]:
                 raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
             if columns is not None:
                 columns = [*columns, *(name for name in optional if name in names)]
             read = columns or names
-            if most_values is not None and _n_values(file.metadata, names, read) > most_values:
+            if twice := {name for name in read if names.count(name) > 1}:
+                raise DatasetFormatError(f"{path} has two columns {', '.join(sorted(twice))}.")
+            n_values, n_bytes = _unpacked(footer, names, read)
+            if most_values is not None and n_values > most_values:
                 raise DatasetFormatError(
                     f"{path} has more than the {most_values} values of {', '.join(read)} that "
                     "the dataset refers to."
+                )
+            most_bytes = max(_UNPACKED_BYTES, _UNPACKED_RATIO * path.stat().st_size)
+            if n_bytes > most_bytes:
+                raise DatasetFormatError(
+                    f"{path} unpacks to {n_bytes} bytes of {shown(', '.join(read))}; at most "
+                    f"{most_bytes} are read of a file of its size."
                 )
             return file.read(columns)
     except (OSError, pa.ArrowException) as error:
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
 
 
-def _n_values(footer: Any, names: Sequence[str], columns: Sequence[str]) -> int:
-    """Number of values that a file's footer states for columns; a path begins with its column."""
+def _texts_of(footer: Any) -> list[str]:
+    columns = [footer.schema.column(i) for i in range(len(footer.schema))]
+    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+
+
+def _unpacked(footer: Any, names: Sequence[str], columns: Sequence[str]) -> tuple[int, int]:
+    """Return how many values a file's footer states for columns, and how many bytes they take in
+    memory; a path begins with its column.
+    """
+    n_values = n_bytes = 0
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    chunks = [group.column(j) for group in groups for j in range(group.num_columns)]
-    return sum(
-        chunk.num_values
-        for chunk in chunks
-        if max(
-            (name for name in names if f"{chunk.path_in_schema}.".startswith(f"{name}.")),
-            key=len,
-            default="",
-        )
-        in columns
-    )
+    for j in range(footer.num_columns):
+        column = footer.schema.column(j)
+        named = (name for name in names if f"{column.path}.".startswith(f"{name}."))
+        if max(named, key=len, default="") not in columns:
+            continue
+        for chunk in (group.column(j) for group in groups):
+            is_text = column.physical_type == "BYTE_ARRAY"
+            n_values += chunk.num_values
+            n_bytes += chunk.num_values * max(8, column.length)
+            n_bytes += chunk.total_uncompressed_size if is_text else 0
+    return n_values, n_bytes
+
+
+def shared_texts(column: Any) -> list[Any]:
+    """Return an Arrow column as a list in which equal texts are one object."""
+    values = list[Any]()
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
+        if isinstance(chunk, pa.DictionaryArray):
+            texts = chunk.dictionary.to_pylist()
+            values += [None if i is None else texts[i] for i in chunk.indices.to_pylist()]
+        else:
+            values += chunk.to_pylist()
+    return values
 
 
 @contextmanager
@@ -331,30 +393,30 @@ def write_tasks(root: Path, tasks: Sequence[str]) -> None:
 
 
 def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
-    """Return the instructions in order of task index. Raises DatasetFormatError unless the
-    indices are 0, 1, 2, ...
+    """Return the instructions in order of task index: as many as ``meta/info.json`` counts, or all
+    if it does not. Raises DatasetFormatError unless the indices are 0, 1, 2, ...
     """
-    if not info.total_tasks:
+    total = info.total_tasks
+    if total == 0 or not info.total_episodes:
         return ()
-    table = read_table(root, root / TASKS, info.total_tasks + _UNCOMMITTED)
-    name = "task" if "task" in table.column_names else "__index_level_0__"
-    if not {name, "task_index"} <= set(table.column_names):
-        raise DatasetFormatError(
-            f"{root / TASKS} needs columns task and task_index, got "
-            f"{', '.join(table.column_names)}."
-        )
-    columns = (table.column(column).to_pylist() for column in ("task_index", name))
+    most_rows = 2**53 if total is None else total + _UNCOMMITTED
+    table = read_table(root, root / TASKS, most_rows, ["task_index"], _TASK_COLUMNS)
+    named = [name for name in _TASK_COLUMNS if name in table.column_names]
+    if not named:
+        raise DatasetFormatError(f"{root / TASKS} needs a column {_TASK_COLUMNS[0]}.")
+    columns = (shared_texts(table.column(column)) for column in ("task_index", named[0]))
     rows = list(zip(*columns, strict=True))
+    total = len(rows) if total is None else total
     is_sound = all(isinstance(index, int) and isinstance(text, str) for index, text in rows)
-    rows = sorted(rows)[: info.total_tasks] if is_sound else []
-    if [index for index, _ in rows] != list(range(info.total_tasks)):
-        raise DatasetFormatError(
-            f"{root / TASKS} does not number its {info.total_tasks} tasks 0, 1, 2, ..."
-        )
+    rows = sorted(rows)[:total] if is_sound else []
+    if len(rows) < total or any(index != i for i, (index, _) in enumerate(rows)):
+        raise DatasetFormatError(f"{root / TASKS} does not number its {total} tasks 0, 1, 2, ...")
     return tuple(text for _, text in rows)
 
 
+_TASK_COLUMNS = ("task", "__index_level_0__")
 _FILE_INDEX = ("chunk_index", "file_index")
+_FILM = (*_FILE_INDEX, "from_timestamp")
 _META = "meta/episodes"
 """Prefix of the columns that say which file of the index an entry is in."""
 
@@ -417,7 +479,8 @@ def episode_files(root: Path) -> list[Path]:
 
 
 class EpisodeIndex:
-    """The entries that ``meta/info.json`` counts, as arrays.
+    """The entries that ``meta/info.json`` counts, as arrays. In an episode that a camera lacks, its
+    place in ``videos`` is -1.
 
     Raises:
         DatasetFormatError: Entries are missing, out of order, overlap, or do not add up to the
@@ -430,25 +493,20 @@ class EpisodeIndex:
         self.length = self._numbers("length")
         self.start = self._numbers("dataset_from_index")
         self.data = self._places("data")
-        self.videos: dict[str, Ints] = {}
-        for key in info.spec.cameras:
-            first = self._numbers(f"videos/{key}/from_timestamp", np.float64) * info.spec.fps
-            places = self._places(f"videos/{key}")
-            self.videos[key] = np.column_stack([places, np.round(first).astype(np.int64)])
+        self.videos = {key: self._films(key, info.spec.fps) for key in info.spec.cameras}
         self._check(info)
 
     def _read(self, root: Path, info: Info) -> Any:
         """The table of the entries that count."""
-        videos = [f"videos/{key}" for key in info.spec.cameras]
         names = [
             *("episode_index", "length", "dataset_from_index", "dataset_to_index"),
-            *(f"{prefix}/{name}" for prefix in ("data", *videos) for name in _FILE_INDEX),
-            *(f"{prefix}/from_timestamp" for prefix in videos),
+            *(f"data/{name}" for name in _FILE_INDEX),
         ]
+        films = [f"videos/{key}/{name}" for key in info.spec.cameras for name in _FILM]
         n = info.total_episodes
         if not n:
             return pa.table({name: pa.array([], pa.int64()) for name in names})
-        optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX))
+        optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX), *films)
         tables = list[Any]()
         left = n
         for path in episode_files(root):
@@ -471,12 +529,29 @@ class EpisodeIndex:
         column = self._table.column(name)
         if column.null_count:
             raise DatasetFormatError(f"{self._path}: {name} has empty entries.")
-        values = column.to_numpy()
-        if values.dtype.kind not in "iuf" or not ((values >= 0) & (values <= 2**53)).all():
+        values = column.to_numpy() if is_numeric(column.type) else np.array([-1])
+        if not ((values >= 0) & (values <= 2**53)).all():
             raise DatasetFormatError(
                 f"{self._path}: {name} must hold finite numbers of at least zero."
             )
         return values.astype(dtype)
+
+    def _films(self, key: str, fps: float) -> Ints:
+        """[episodes, 3] chunk, file, and index of the first frame in that file; -1 where the index
+        does not give them, which matters only to those who ask for this film.
+        """
+        columns = list[Any]()
+        for name in (f"videos/{key}/{name}" for name in _FILM):
+            known = name in self._table.column_names and is_numeric(self._table.column(name).type)
+            columns.append(self._table.column(name).to_numpy() if known else np.full(len(self), -1))
+        places = np.stack(columns, axis=1).astype(np.float64)
+        places[~((places >= 0) & (places <= 2**53)).all(axis=1)] = -1
+        return np.round(places * [1, 1, fps]).clip(-1).astype(np.int64)
+
+    def film_end(self, key: str, file: tuple[int, int]) -> int:
+        """Return how many frames of a film its episodes refer to."""
+        mine = (self.videos[key][:, :2] == file).all(axis=1)
+        return int((self.videos[key][mine, 2] + self.length[mine]).max())
 
     def _places(self, prefix: str) -> Ints:
         return np.stack([self._numbers(f"{prefix}/{name}") for name in _FILE_INDEX], axis=1)
@@ -504,8 +579,10 @@ class EpisodeIndex:
 
     def tasks(self, i: int) -> tuple[str, ...]:
         """Return the instructions of one episode."""
-        tasks = self._optional("tasks", i)
-        return tuple(tasks) if isinstance(tasks, list) else ()
+        if "tasks" not in self._table.column_names:
+            return ()
+        texts = getattr(self._table.column("tasks")[i], "values", None)  # of a list
+        return () if texts is None else tuple(shared_texts(texts))
 
     def note(self, i: int) -> Mapping[str, Any]:
         """Return the note of one episode."""
@@ -534,17 +611,36 @@ def read_episode_stats(
     root: Path, index: EpisodeIndex, spec: DatasetSpec
 ) -> list[dict[str, Stats]]:
     """Return the statistics of each episode. Raises DatasetFormatError if an episode lacks them."""
-    keys = (*spec.columns, *BOOKKEEPING, *spec.cameras)
+    features = {**spec.columns, **BOOKKEEPING, **spec.cameras}
+    columns = [(f"stats/{key}/{name}", key, name) for key in features for name in STATISTICS]
+    exact = [column for column, _, name in columns if name not in QUANTILES]
+    others = [column for column, _, name in columns if name in QUANTILES]
     episodes: list[dict[str, Stats]] = []
     for path in episode_files(root):
-        table = read_table(root, path, len(index) + _UNCOMMITTED)
-        names = [name.split("/", 2) for name in table.column_names if name.startswith("stats/")]
-        names = [(key, name) for _, key, name in names if key in keys]
-        if {key for key, _ in names} != set(keys):
-            raise DatasetFormatError(f"{path} lacks the episodes' statistics of some features.")
-        for row in table.select([f"stats/{key}/{name}" for key, name in names]).to_pylist():
-            episode: dict[str, Stats] = {key: {} for key in keys}
-            for key, name in names:
-                episode[key][name] = np.asarray(row[f"stats/{key}/{name}"])
+        table = read_table(root, path, len(index) + _UNCOMMITTED, exact, others)
+        read = [place for place in columns if place[0] in table.column_names]
+        for row in table.to_pylist():
+            episode: dict[str, Stats] = {key: {} for key in features}
+            for column, key, name in read:
+                feature = features[key]
+                shape = (3, 1, 1) if feature.is_video else feature.shape
+                shape = (1,) if name == "count" else shape
+                episode[key][name] = _figures(row[column], shape, f"{path}, {column}")
             episodes.append(episode)
     return episodes[: len(index)]
+
+
+def _figures(values: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+    """Return stored statistics as numbers of a shape."""
+    try:
+        figures = np.asarray(values, np.float64).reshape(shape)
+    except (TypeError, ValueError):
+        figures = np.full(1, np.nan)
+    if not np.isfinite(figures).all():
+        raise DatasetFormatError(f"{where} must hold {list(shape)} finite numbers.")
+    return figures
+
+
+def is_numeric(kind: Any) -> bool:
+    """Whether an Arrow type is of whole or real numbers."""
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)

@@ -69,6 +69,7 @@ def merge_datasets(
                     f"{part.root} has features that are not read and would be lost: "
                     f"{', '.join(part.info.foreign)}; merge it with LeRobot."
                 )
+            _require_films(part)
             if differences := parts[0].spec.differences(part.spec):
                 raise DatasetMismatchError(
                     f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
@@ -77,6 +78,16 @@ def merge_datasets(
         with files.writing(root):
             write_folder(root, lambda unfinished: merge.run(unfinished, progress))
     return Dataset(root)
+
+
+def _require_films(part: Dataset) -> None:
+    """Raise DatasetFormatError if an episode lacks a camera."""
+    for key, places in part._index.videos.items():
+        if (absent := np.flatnonzero(places.min(axis=1) < 0)).size:
+            raise DatasetFormatError(
+                f"episode {absent[0]} of {part.root} has no film of {key!r}; leave it out with "
+                "LeRobot (lerobot-edit-dataset, delete_episodes) to merge the others."
+            )
 
 
 @dataclass(frozen=True)
@@ -209,11 +220,10 @@ class _Merge:
         first_episode = 0
         for part in self.parts:
             videos = part._index.videos[key]
-            lengths = part._index.length
             for number in dict.fromkeys(map(tuple, videos[:, :2].tolist())):
                 mine = np.flatnonzero((videos[:, :2] == number).all(axis=1))
                 path = files.file_of(part.root, part.info.video_path, number, key)
-                n_frames = int((videos[mine, 2] + lengths[mine]).max())
+                n_frames = part._index.film_end(key, number)
                 layout = video_layout(path, part.spec.cameras[key].shape)
                 n_bytes = path.stat().st_size
                 yield _Piece(path, n_bytes, first_episode + mine, n_frames, layout)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from strands_cosmos3.datasets.files import (
     STATS,
     EpisodeIndex,
     file_of,
+    is_numeric,
     read_info,
     read_meta,
     read_table,
@@ -39,7 +40,7 @@ from strands_cosmos3.datasets.spec import (
     limb_prefix,
 )
 from strands_cosmos3.datasets.stats import Stats, column_stats, to_json
-from strands_cosmos3.datasets.video import FrameReader
+from strands_cosmos3.datasets.video import CUT_RATE, RATE_TOLERANCE, FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError
 from strands_cosmos3.resources import Closeable, write_json
@@ -173,11 +174,17 @@ class Dataset(Closeable):
                 row = int(np.argmax(differs))
                 raise DatasetFormatError(
                     f"{path}: {name} of row {row} is {stored[row]:.10g}; by meta/episodes it is "
-                    f"{numbers[row]:.10g}."
+                    f"{numbers[row]:.10g}." + self._cut_rate(name, stored[row], numbers[row])
                 )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")
         values.setflags(write=False)
         return values
+
+    def _cut_rate(self, name: str, stored: float, expected: float) -> str:
+        """Say how to mend a rate that lost its fraction, if the times are of such a one."""
+        rate = self.fps * expected / stored if name == "timestamp" and stored > 0 else self.fps
+        is_cut = int(rate) == self.fps and rate > self.fps * (1 + RATE_TOLERANCE)
+        return f" It has {rate:.4g} frames a second. {CUT_RATE}" if is_cut else ""
 
     def _bookkeeping(self, index: NDArray[np.int64]) -> dict[str, tuple[NDArray[Any], Any]]:
         """What the columns of frames must hold by the episode index, and with what tolerance."""
@@ -226,12 +233,13 @@ def _to_numpy(column: Any, feature: Feature, name: str) -> NDArray[Any]:
                     f"{list(feature.shape)}."
                 )
             column = compute.call_function("list_flatten", [column])
-    flat = column.to_numpy()
-    if flat.size != n_rows * feature.shape[0] or flat.dtype.kind not in "fiub":
+    holds = is_numeric(column.type) or pa.types.is_boolean(column.type)
+    if len(column) != n_rows * feature.shape[0] or not holds:
         raise DatasetFormatError(
-            f"{name} has {flat.size} values of type {column.type} in {n_rows} rows; its feature is "
-            f"{feature.dtype} {list(feature.shape)}."
+            f"{name} has {len(column)} values of type {column.type} in {n_rows} rows; its feature "
+            f"is {feature.dtype} {list(feature.shape)}."
         )
+    flat = column.to_numpy()
     with np.errstate(invalid="ignore"):  # NaN as a whole number, refused below
         cast = flat.astype(feature.dtype)
     if cast.dtype.kind != "f" and (changed := cast != flat).any():
@@ -264,11 +272,21 @@ class RecordedEpisode:
         return self.dataset._index.tasks(self.index)
 
     @property
+    def cameras(self) -> tuple[str, ...]:
+        """Keys of the cameras of which this episode has a film."""
+        videos = self.dataset._index.videos
+        return tuple(key for key, places in videos.items() if places[self.index].min() >= 0)
+
+    @property
     def task(self) -> str:
         """Instruction of the first frame. Raises DatasetFormatError if its task index has no
         instruction.
         """
-        number = int(self["task_index"][0])
+        return self.task_at(0)
+
+    def task_at(self, row: int) -> str:
+        """Return the instruction of a frame; errors as :attr:`task`."""
+        number = int(self["task_index"][row])
         if not 0 <= number < len(self.dataset.tasks):
             raise DatasetFormatError(
                 f"episode {self.index} refers to task {number} of {len(self.dataset.tasks)}."
@@ -304,7 +322,7 @@ class RecordedEpisode:
         Raises:
             UnknownNameError: No such camera.
             InputError: A frame is outside the episode.
-            DatasetFormatError: The video is damaged.
+            DatasetFormatError: The video is damaged, or the episode has none of this camera.
         """
         dataset = self.dataset
         n = len(self)
@@ -314,9 +332,16 @@ class RecordedEpisode:
             whole_number(row, "row", 0, n - 1)
             for row in (range(n)[rows] if isinstance(rows, slice) else rows)
         ]
-        chunk, file, first = dataset._index.videos[camera][self.index].tolist()
+        index = dataset._index
+        chunk, file, first = place = index.videos[camera][self.index].tolist()
+        if min(place) < 0:
+            raise DatasetFormatError(
+                f"episode {self.index} of {dataset.root} has no film of {camera!r}; it has "
+                f"{', '.join(self.cameras) or 'none'}."
+            )
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
-        return dataset._videos.read(path, first, numbers, shape)
+        end = partial(index.film_end, camera, (chunk, file))
+        return dataset._videos.read(path, first, numbers, shape, end)
 
     @typed()
     def frame(self, row: int, keys: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:

@@ -61,6 +61,7 @@ class Feature:
     Raises:
         UnknownNameError: The dtype is not supported.
         ShapeError: The shape does not fit the dtype, or the number of names is not n.
+        InputError: Two columns have one name.
     """
 
     dtype: str
@@ -91,6 +92,11 @@ class Feature:
         elif self.names is not None and len(self.names) != shape[0]:
             raise ShapeError(
                 f"a feature of shape {shape} needs {shape[0]} names, got {len(self.names)}."
+            )
+        elif self.names and len(set(self.names)) < len(self.names):
+            raise InputError(
+                "the names of a feature's columns must differ, got "
+                f"{', '.join(map(str, self.names))[:80]}."
             )
 
     @property

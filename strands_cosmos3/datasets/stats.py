@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 Stats = dict[str, NDArray[Any]]
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
+STATISTICS = ("min", "max", "mean", "std", "count", *QUANTILES)
+"""Names of a feature's statistics."""
 _SAMPLED_SIDE = 150
 
 

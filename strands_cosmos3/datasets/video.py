@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -42,7 +42,7 @@ _SAMPLED_FRAMES = 8  # of an episode, for the statistics
 _FILES_OPEN = 6
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
 _PADDING_PX = 128  # a codec may round each side of a picture up to its blocks
-_CUT_RATE = 1e-3  # a film's rate that differs by more from the dataset's is another one
+RATE_TOLERANCE = 1e-3  # a film's rate that differs by more from the dataset's is another one
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,14 @@ class FrameReader:
         self._open: OrderedDict[Path, Any] = OrderedDict()
         self._reformatter = VideoReformatter()
 
-    def read(self, path: Path, first: int, rows: Sequence[int], shape: tuple[int, ...]) -> Frames:
+    def read(
+        self,
+        path: Path,
+        first: int,
+        rows: Sequence[int],
+        shape: tuple[int, ...],
+        end: Callable[[], int],
+    ) -> Frames:
         """Return the frames ``first + rows`` of a file as [len(rows), H, W, 3] uint8, in any order,
         repetitions allowed.
 
@@ -277,7 +284,7 @@ class FrameReader:
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)
-        container = self._container(path, shape)
+        container = self._container(path, shape, end)
         stream = container.streams.video[0]
         frames: dict[int, Frames] = {}
         ordered = sorted(set(rows))
@@ -315,21 +322,31 @@ class FrameReader:
                 break
         return frames
 
-    def _container(self, path: Path, shape: tuple[int, ...]) -> Any:
+    def _container(self, path: Path, shape: tuple[int, ...], end: Callable[[], int]) -> Any:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        container = _opened(path, shape)
-        self._require_rate(path, container.streams.video[0].base_rate)
+        with ExitStack() as stack:
+            container = stack.enter_context(_opened(path, shape))
+            self._require_times(path, container.streams.video[0], end)
+            stack.pop_all()
         self._open[path] = container
         container.streams.video[0].codec_context.thread_count = 1
         if len(self._open) > _FILES_OPEN:
             self._open.popitem(last=False)[1].close()
         return container
 
-    def _require_rate(self, path: Path, rate: Fraction | None) -> None:
-        if rate and int(rate) == self._fps and rate > self._fps * (1 + _CUT_RATE):
-            raise DatasetFormatError(f"{path} has {float(rate):g} frames a second. {CUT_RATE}")
+    def _require_times(self, path: Path, stream: Any, end: Callable[[], int]) -> None:
+        """Raise DatasetFormatError if a film's times cannot be those that the index means."""
+        rate = stream.base_rate
+        if rate and int(rate) == self._fps and rate > self._fps * (1 + RATE_TOLERANCE):
+            raise DatasetFormatError(f"{path} has {float(rate):.4g} frames a second. {CUT_RATE}")
+        if stream.start_time and stream.frames and end() > stream.frames:
+            raise DatasetFormatError(
+                f"{path} begins at {float(stream.start_time * stream.time_base):g} s and has "
+                f"{stream.frames} frames, but the index refers to {end()} from its first one on; "
+                "its times must count from the first frame."
+            )
 
     def close(self) -> None:
         """Close all files."""

@@ -17,12 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from helpers.small_episodes import columns, pictures, spec, which
+from helpers.films import write_film
+from helpers.small_episodes import columns, fill, pictures, spec, which
 from strands_cosmos3.datasets import (
     ACTION,
     STATE,
     Dataset,
     DatasetWriter,
+    Feature,
+    files,
     merge_datasets,
     video,
 )
@@ -210,7 +213,8 @@ def test_links_that_lead_elsewhere_are_not_followed(write, tmp_path: Path):
         {"features": {"a": {"dtype": "float32", "shape": "x"}}},
         {"features": {"a": 3}},
         {"features": {"../../x": {"dtype": "video", "shape": [48, 64, 3]}}},
-        {"features": {"observation.images.none": {"dtype": "video", "shape": [48, 64, 3]}}},
+        {"total_episodes": None},
+        {"total_frames": None},
     ],
     ids=str,
 )
@@ -451,7 +455,7 @@ FOREIGN = {
     "cube": {"dtype": "float32", "shape": [2, 2, 2]},
     "observation.images.depth": {"dtype": "video", "shape": [48, 64, 1]},
     "a key": {"dtype": "int64", "shape": [1]},
-    "pose": {"dtype": "float32", "shape": [3], "names": ["x", "y"]},
+    "pose": {"dtype": "float32", "shape": [3], "names": ["x", "y", "x"]},
     "nothing": None,
 }
 
@@ -602,9 +606,305 @@ def test_an_older_dataset_is_told_how_to_convert(write, version: str | None):
         Dataset(root)
 
 
-@pytest.mark.parametrize("version", ["v3.1", "v4.0", "v30.0"])
+@pytest.mark.parametrize("version", ["v3.1", "v4.0", "v30.0", "v10.0", "v3.10", "tables"])
 def test_a_newer_dataset_is_not_told_to_convert(write, version: str):
     root = write([3])
     change(root, codebase_version=version)
     with pytest.raises(DatasetFormatError, match=r"only v3\.0 is read\.$"):
         Dataset(root)
+
+
+@pytest.mark.parametrize("version", ["3.0", "v3.0.0", "V3.0", 3.0])
+def test_a_version_is_a_number_and_no_text(write, version: Any):
+    root = write([3])
+    change(root, codebase_version=version)
+    assert len(Dataset(root)) == 1
+
+
+@pytest.mark.parametrize("how", ["gone", "null"])
+def test_tasks_are_counted_if_their_number_is_not_stated(write, how: str):
+    root = write([3, 4])
+    info = json.loads((root / "meta/info.json").read_text())
+    info["total_tasks"] = None
+    if how == "gone":
+        del info["total_tasks"]
+    (root / "meta/info.json").write_text(json.dumps(info))
+    with Dataset(root) as dataset:
+        assert [episode.task for episode in dataset] == ["pick up cube 0", "pick up cube 1"]
+    with DatasetWriter(root, spec()) as writer:
+        fill(writer, [5], first=2)
+    with Dataset(root) as dataset:
+        assert dataset[2].task == "pick up cube 2"
+
+
+def without_columns(prefix: str) -> Any:
+    def act(table: pa.Table) -> pa.Table:
+        return table.drop_columns([name for name in table.column_names if name.startswith(prefix)])
+
+    return act
+
+
+FILM = f"videos/{WRIST}/"
+ABSENT = {
+    "no file": replaced(f"{FILM}file_index", [0, None, 0]),
+    "a time before the film": replaced(f"{FILM}from_timestamp", [0.0, -1.0, 0.6]),
+    "an endless time": replaced(f"{FILM}from_timestamp", [0.0, float("inf"), 0.6]),
+    "no time": replaced(f"{FILM}from_timestamp", [0.0, None, 0.6]),
+}
+
+
+@pytest.mark.parametrize("name", ABSENT)
+def test_a_camera_that_an_episode_lacks_is_missed_there_alone(write, tmp_path: Path, name: str):
+    root = write([3, 4, 5], commit_every=3)
+    rewrite(root / INDEX, ABSENT[name])
+    with Dataset(root) as dataset:
+        assert dataset.column(ACTION).shape == (12, 10)
+        assert dataset[1].cameras == (EXTERIOR,)
+        assert which(dataset[1].frames(EXTERIOR), 1, 4, view=1) == list(range(4))
+        assert dataset[0].cameras == (WRIST, EXTERIOR)
+        assert which(dataset[0].frames(WRIST), 0, 3) == list(range(3))
+        with pytest.raises(DatasetFormatError, match=f"episode 1 of .* no film of {WRIST!r}"):
+            dataset[1].frames(WRIST)
+    with pytest.raises(DatasetFormatError, match=f"episode 1 of .* no film of {WRIST!r}"):
+        merge_datasets([root], tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        without_columns(FILM),
+        without_columns(f"{FILM}from"),
+        replaced(f"{FILM}chunk_index", ["x", "y"]),
+    ],
+    ids=["no columns", "no times", "texts"],
+)
+def test_a_camera_that_the_index_does_not_know_is_in_no_episode(write, act: Any):
+    root = write([3, 4], commit_every=2)
+    rewrite(root / INDEX, act)
+    with Dataset(root) as dataset:
+        assert {episode.cameras for episode in dataset} == {(EXTERIOR,)}
+        for episode in dataset:
+            with pytest.raises(DatasetFormatError, match=f"no film of {WRIST!r}"):
+                episode.frames(WRIST, [0])
+
+
+JOINTS = [f"j{i}" for i in range(8)]
+NAMES: dict[str, tuple[Any, Any]] = {
+    "lists in an object": ({"arm": JOINTS[:7], "hand": JOINTS[7:]}, tuple(JOINTS)),
+    "a list in a list": ([JOINTS], tuple(JOINTS)),
+    "places": ({name: 7 - i for i, name in enumerate(JOINTS)}, tuple(JOINTS[::-1])),
+    "a label": (["joints"], None),
+    "too few": (JOINTS[:5], None),
+    "numbers": (list(range(8)), None),
+    "other things": ([{"name": "j0"}] * 8, None),
+    "places that are none": (dict.fromkeys(JOINTS, 1), None),
+    "a text": ("joints", None),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_read_or_left_out(write, name: str):
+    root = write([3])
+    features = json.loads((root / "meta/info.json").read_text())["features"]
+    features[STATE]["names"], expected = NAMES[name]
+    change(root, features=features)
+    with Dataset(root) as dataset:
+        assert dataset.column(STATE).shape == (3, 8)
+        assert dataset.spec.features[STATE].names == expected
+        assert dataset.info.misnamed == ({STATE} if name == "too few" else set())
+
+
+@pytest.mark.parametrize("names", [["x", "x"], ("a", "b", "a"), ["", "", "z"]])
+def test_columns_of_one_name_are_refused(names: Any):
+    with pytest.raises(InputError, match="names of a feature's columns must differ"):
+        Feature("float32", (len(names),), names)
+
+
+def twice(name: str) -> Any:
+    return lambda table: pa.Table.from_arrays(
+        [*table.columns, table.column(name)], names=[*table.column_names, name]
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("data", ACTION), ("data", "index"), ("meta/episodes", "length")]
+)
+def test_two_columns_of_a_file_with_one_name_are_refused(write, file: str, name: str):
+    root = write([3])
+    rewrite(root / file / "chunk-000/file-000.parquet", twice(name))
+    with (
+        pytest.raises(DatasetFormatError, match=f"has two columns {name}"),
+        Dataset(root) as dataset,
+    ):
+        _ = dataset[0][ACTION]
+
+
+@pytest.mark.parametrize("fps", [23.976, 59.94, 12.5])
+def test_a_rate_that_lost_its_fraction_is_refused_with_the_remedy(write, fps: float):
+    """As LeRobot's converter writes it: the films and times are right, and the rate is not."""
+    root = write([80])
+    change(root, fps=int(fps))
+    rewrite(root / ROWS, replaced("timestamp", list(np.float32(np.arange(80) / fps))))
+    write_film(root / f"{FILM}chunk-000/file-000.mp4", pictures(0, 80)[WRIST], fps)
+    says = rf"{fps:.4g} frames a second\. .*LeRobot's converter .*\"fps\""
+    with Dataset(root) as dataset:
+        for ask in (lambda: dataset.column(ACTION), lambda: dataset[0].frames(WRIST, [3])):
+            for _ in range(2):
+                with pytest.raises(DatasetFormatError, match=says):
+                    ask()
+    change(root, fps=fps)
+    with Dataset(root) as dataset:
+        assert dataset.column(ACTION).shape == (80, 10)
+        assert which(dataset[0].frames(WRIST, [1, 40, 79]), 0, 80) == [1, 40, 79]
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_a_film_with_more_frames_shows_the_one_of_each_time(write, times: int):
+    root = write([9])
+    frames = np.repeat(pictures(0, 9)[WRIST], times, axis=0)
+    frames[1::times] = 0  # not at the time of a row
+    write_film(root / f"{FILM}chunk-000/file-000.mp4", frames, 15 * times)
+    with Dataset(root) as dataset:
+        assert which(dataset[0].frames(WRIST), 0, 9) == list(range(9))
+        assert which(dataset[0].frames(WRIST, [7, 2]), 0, 9) == [7, 2]
+
+
+@pytest.mark.parametrize("begin", [1, 4])
+def test_a_film_that_begins_late_is_read_from_its_first_frame(write, begin: int):
+    root = write([3, 4], commit_every=2)
+    film = root / f"{FILM}chunk-000/file-000.mp4"
+    frames = np.concatenate([pictures(0, 3)[WRIST], pictures(1, 4)[WRIST]])
+    write_film(film, frames, 15, begin=begin)
+    with Dataset(root) as dataset:
+        for k, episode in enumerate(dataset):
+            assert which(episode.frames(WRIST), k, len(episode)) == list(range(len(episode)))
+    times = replaced(f"{FILM}from_timestamp", [begin / 15, (begin + 3) / 15])
+    rewrite(root / INDEX, times)  # counted from zero, so that it would be counted twice
+    with Dataset(root) as dataset, pytest.raises(DatasetFormatError, match="from its first one on"):
+        dataset[0].frames(WRIST, [0])
+
+
+SMALL_BYTES = 4096
+
+
+@pytest.fixture
+def little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds so small that a few kilobytes exceed them."""
+    monkeypatch.setattr(files, "_UNPACKED_BYTES", SMALL_BYTES)
+    monkeypatch.setattr(files, "_UNPACKED_RATIO", 1)
+
+
+def packed(path: Path, table: pa.Table, **columns: Any) -> None:
+    """Write a table with other columns, packed well."""
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), name, pa.array(values))
+    pq.write_table(table, path, compression="zstd")
+
+
+PACKED = {
+    "a long instruction": ("meta/tasks.parquet", {"task": ["x" * 200_000]}),
+    "an episode's instructions": (INDEX, {"tasks": [["y" * 99, "z"] * 20_000]}),
+    "a note": (INDEX, {"strands_cosmos3/note": ["{" + " " * 300_000 + "}"]}),
+    "texts for numbers": (ROWS, {"action": ["w" * 200_000] * 3}),
+    "bytes for numbers": (ROWS, {"index": pa.array([b"v" * 90_000] * 3, pa.binary(90_000))}),
+}
+
+
+@pytest.mark.usefixtures("little")
+@pytest.mark.parametrize("name", PACKED)
+def test_nothing_is_read_that_unpacks_to_more_than_its_file_may(
+    write, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    root = write([3])
+    file, columns = PACKED[name]
+    packed(root / file, pq.read_table(root / file), **columns)
+    read = pq.ParquetFile.read
+
+    def small(self: Any, names: Any) -> Any:
+        group = self.metadata.row_group(0)
+        assert group.total_byte_size < 80_000
+        assert max(group.column(j).num_values for j in range(group.num_columns)) < 100
+        return read(self, names)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", small)
+    with (
+        pytest.raises(DatasetFormatError, match=rf"{file} unpacks to \d+ bytes of "),
+        Dataset(root) as dataset,
+    ):
+        _ = dataset[0][ACTION]
+
+
+def test_a_text_of_many_rows_is_kept_once(write):
+    root = write([3])
+    texts = pa.table({"task": ["x" * 50_000] * 500, "tasks": [["x" * 50_000] * 3] * 500})
+    pq.write_table(texts, root / "texts.parquet")
+    table = files.read_table(root, root / "texts.parquet", 500)
+    assert table.nbytes < 200_000
+    for column in (table.column("task"), table.column("tasks")[1].values):
+        found = files.shared_texts(column)
+        assert found[0] == "x" * 50_000
+        assert len({id(text) for text in found}) == 1
+
+
+@pytest.mark.parametrize("total", [3, 10**15, 2**53])
+def test_tasks_that_are_not_there_cost_nothing(write, total: int):
+    root = write([3, 4])
+    change(root, total_tasks=total)
+    with pytest.raises(DatasetFormatError, match=f"does not number its {total} tasks"):
+        Dataset(root)
+
+
+def test_other_columns_of_the_index_are_not_read_for_the_statistics(write, monkeypatch):
+    root = write([3])
+    table = pq.read_table(root / INDEX)
+    more = table.append_column("more", pa.array(["x"])).append_column(
+        "stats/no/max", table["length"]
+    )
+    pq.write_table(more, root / INDEX)
+    asked: list[str] = []
+    read = pq.ParquetFile.read
+
+    def note(self: Any, columns: Any) -> Any:
+        asked.extend(columns)
+        return read(self, columns)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", note)
+    with Dataset(root) as dataset:
+        stats = files.read_episode_stats(root, dataset._index, dataset.spec)
+    assert stats[0][ACTION]["q99"].shape == (10,)
+    assert not {"more", "stats/no/max"} & set(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mean", None), ("max", [1.0, 2.0]), ("std", [float("nan")] * 10), ("count", ["x"])],
+)
+def test_statistics_that_are_no_numbers_are_refused(write, tmp_path, name: str, value: Any):
+    root = write([3])
+    rewrite(root / INDEX, replaced(f"stats/{ACTION}/{name}", [value]))
+    with pytest.raises(DatasetFormatError, match=f"stats/{ACTION}/{name} must hold"):
+        merge_datasets([root], tmp_path / "merged")
+
+
+@pytest.mark.parametrize("size", [(96, 64), (48, 256), (50, 66)])
+def test_no_larger_picture_is_decoded_than_the_feature_has(write, tmp_path, size, monkeypatch):
+    root = write([3])
+    film = root / f"{FILM}chunk-000/file-000.mp4"
+    write_film(film, np.zeros((3, *size, 3), np.uint8), 15)
+    decoded = []
+    monkeypatch.setattr(video.FrameReader, "_decode", lambda *_: decoded.append(1) or {})
+    says = f"size {size[0]} x {size[1]}, but its feature is "
+    with Dataset(root) as dataset, pytest.raises(DatasetFormatError, match=says):
+        dataset[0].frames(WRIST)
+    with pytest.raises(DatasetFormatError, match=says):
+        merge_datasets([root], tmp_path / "merged")
+    assert not decoded
+
+
+def test_the_decoder_takes_no_larger_picture_than_the_header_says(write, monkeypatch):
+    """A film may change its size on the way; here the room for padding is less than none."""
+    root = write([3])
+    monkeypatch.setattr(video, "_PADDING_PX", -20)
+    with Dataset(root) as dataset, pytest.raises(DatasetFormatError, match="cannot be decoded"):
+        dataset[0].frames(WRIST)
