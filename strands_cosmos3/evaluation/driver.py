@@ -234,6 +234,7 @@ class Driver(Places):
                 "another --out."
             )
         self._answered_by.add(model_sha256)
+        self.folder.answered_by(model_sha256)
 
     def _store(self, job: _Job, record: Record) -> None:
         record["times"]["attempt"] = job.attempts

@@ -3,7 +3,8 @@ settings.
 
 ::
 
-    run/run.json                                    format, settings of the last start, versions
+    run/run.json                                    format, settings of the last start, versions,
+                                                    what its episodes are and who answered them
     run/episodes/<condition>/<task>/<index>.json    one episode
     run/films/<condition>/<task>-<index>.mp4        a failure, filmed; "-differs": another result
     run/dynamics.json                               forward and inverse dynamics, if requested
@@ -11,7 +12,7 @@ settings.
 
 An episode whose file has the right identity is never run again. The files are the only state, so
 after a kill at any moment the next start sees exactly the finished episodes. Each has a checksum:
-an episode whose file was damaged or edited is run again.
+an episode whose file was damaged, edited, or copied from another place is run again.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.checks import differences
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.plan import Assignment
-from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.evaluation.settings import Settings, digest_of
 from strands_cosmos3.resources import (
     UNFINISHED,
     Closeable,
@@ -37,9 +39,35 @@ from strands_cosmos3.resources import (
     write_whole,
 )
 
-FORMAT = 2
+FORMAT = 3
 """Of the records and of what identifies them."""
 Record = dict[str, Any]
+_ANSWERED_BY = "model_sha256"
+_FIELDS: Mapping[str, Any] = {
+    "condition": str,
+    "outcome": str,
+    "duration_s": int | float,
+    "counters": dict,
+    "times": dict,
+    "identity": dict,
+    "digest": str,
+}
+"""What every record has, by type."""
+_FIELDS_IF_ANY: Mapping[str, Any] = {
+    "success": bool | None,
+    "followed": bool | None,
+    "fault": str | None,
+    _ANSWERED_BY: str | None,
+    "latency_clock": str | None,
+    **dict.fromkeys(("tracking", "seam_rad_s", "latency_ms"), dict | None),
+}
+_FIGURES: Mapping[str, tuple[str, ...]] = {
+    "counters": ("idle_ticks",),
+    "tracking": ("mean_mm", "max_mm"),
+    "seam_rad_s": ("p50",),
+    "latency_ms": ("max",),
+}
+"""Numbers that a report reads of an object, where it has entries."""
 
 
 class RunFolder(Closeable):
@@ -47,7 +75,8 @@ class RunFolder(Closeable):
     episodes.
 
     Attributes:
-        damaged: Files of episodes that were damaged or edited, so that :meth:`read` ignored them.
+        damaged: Files of episodes that were damaged, edited or copied, so that :meth:`read` ignored
+            them.
 
     Raises:
         ConfigError: Another evaluation has it open, it cannot be written, it contains episodes
@@ -62,7 +91,8 @@ class RunFolder(Closeable):
         with ExitStack() as stack:
             stack.enter_context(locked(self.path, "--out"))
             for unfinished in self.path.rglob(UNFINISHED):
-                unfinished.unlink(missing_ok=True)
+                if unfinished.is_file():
+                    unfinished.unlink(missing_ok=True)
             stored = list(self.path.glob("episodes/*/*/*.json"))
             if stored and not resume:
                 raise ConfigError(
@@ -75,12 +105,34 @@ class RunFolder(Closeable):
                     f"{self.path} was written by another version of this package, whose episodes "
                     "are not comparable; choose another --out."
                 )
+            self._start = start if _is_whole(start) else {}
+            self._rows = {
+                "/".join(a.row): settings.digest(a) for a in settings.plan() if not a.index
+            }
             self._lock = stack.pop_all()
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""
-        start = {"format": FORMAT, "settings": self.settings.to_dict(), **facts}
-        write_json(self.path / "run.json", start)
+        self._write_start(
+            {
+                "format": FORMAT,
+                "settings": self.settings.to_dict(),
+                **facts,
+                **{name: self._start[name] for name in (_ANSWERED_BY,) if name in self._start},
+                "rows": {**self._start.get("rows", {}), **self._rows},
+            }
+        )
+
+    def answered_by(self, model_sha256: str | None) -> None:
+        """Keep the digest of what answers this folder's episodes."""
+        if _ANSWERED_BY not in self._start or self._start[_ANSWERED_BY] != model_sha256:
+            self._start[_ANSWERED_BY] = model_sha256
+            if "format" in self._start:
+                self._write_start(self._start)
+
+    def _write_start(self, start: Mapping[str, Any]) -> None:
+        self._start = _with_checksum(start)
+        write_json(self.path / "run.json", self._start)
 
     def episode_path(self, assignment: Assignment) -> Path:
         """Return the path of an episode."""
@@ -100,17 +152,18 @@ class RunFolder(Closeable):
         return self.path / "films" / condition / name
 
     def read(self, assignment: Assignment) -> Record | None:
-        """Return a stored episode; None if there is none, or it is damaged or edited (see
+        """Return a stored episode; None if there is none, or it is damaged, edited or copied (see
         :attr:`damaged`).
 
         Raises:
-            ConfigError: It was run with other settings; the message names those that differ.
+            ConfigError: The folder's episodes were run with other settings; the message names those
+                that differ.
         """
         path = self.episode_path(assignment)
         if not path.exists():
             return None
         record = _json(path)
-        if record.get("checksum") != _checksum(record):
+        if not _is_record(record) or self._is_copied(record, assignment):
             self.damaged.append(path)
             return None
         if record["digest"] != self.settings.digest(assignment):
@@ -119,6 +172,21 @@ class RunFolder(Closeable):
                 "another --out."
             )
         return record
+
+    def _is_copied(self, record: Record, assignment: Assignment) -> bool:
+        """Return whether a record is of another place: another episode's, or of a folder with other
+        settings or another policy than :meth:`write_start` has kept of this one.
+        """
+        identity = record["identity"]
+        if (record["condition"], identity.get("task"), identity.get("index")) != assignment.key:
+            return True
+        row = "/".join(assignment.row)
+        other_settings = record["digest"] != self.settings.digest(assignment)
+        if other_settings and self._start.get("rows", {}).get(row) == self._rows[row]:
+            return True
+        if _ANSWERED_BY not in self._start or "hung" in record["times"]:
+            return False
+        return record.get(_ANSWERED_BY) != self._start[_ANSWERED_BY]
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
         new = _flat(self.settings.identity(assignment))
@@ -139,8 +207,11 @@ class RunFolder(Closeable):
             "identity": self.settings.identity(assignment),
             "digest": self.settings.digest(assignment),
         }
-        stored["checksum"] = _checksum(stored)
-        write_json(self.episode_path(assignment), stored)
+        stored = _with_checksum(stored)
+        path = self.episode_path(assignment)
+        if path.is_dir():  # which no file replaces
+            path.rename(next(p for n in count() if not (p := Path(f"{path}.damaged{n}")).exists()))
+        write_json(path, stored)
         return stored
 
     def write_film(self, assignment: Assignment, film: bytes, equal: bool) -> Path:
@@ -152,13 +223,13 @@ class RunFolder(Closeable):
     def read_dynamics(self) -> Record | None:
         """Return the stored figures of dynamics, or None if there are none of these settings."""
         stored = _json(self.path / "dynamics.json")
-        return stored if stored.get("identity") == self.settings.dynamics_identity() else None
+        same = stored.get("identity") == self.settings.dynamics_identity()
+        return stored if same and _is_whole(stored) else None
 
     def write_dynamics(self, figures: Mapping[str, Any]) -> None:
         """Store figures of dynamics atomically."""
-        write_json(
-            self.path / "dynamics.json", {**figures, "identity": self.settings.dynamics_identity()}
-        )
+        stored = _with_checksum({**figures, "identity": self.settings.dynamics_identity()})
+        write_json(self.path / "dynamics.json", stored)
 
     def close(self) -> None:
         """Release the lock."""
@@ -180,11 +251,42 @@ def without_times(record: Record) -> Record:
     return {name: value for name, value in record.items() if name not in ("times", "checksum")}
 
 
-def _checksum(record: Record) -> str:
-    """Return the SHA-256 of a record's contents, the checksum excepted."""
-    contents = {name: value for name, value in record.items() if name != "checksum"}
+def _with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values with the SHA-256 of all others as their ``checksum``."""
+    contents = {name: value for name, value in values.items() if name != "checksum"}
     contents = json.loads(json.dumps(contents))  # as it is read back
-    return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(contents, sort_keys=True)
+    return {**values, "checksum": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def _is_whole(values: Mapping[str, Any]) -> bool:
+    """Return whether the checksum of values is theirs."""
+    return values.get("checksum") == _with_checksum(values)["checksum"]
+
+
+def _is_record(record: Record) -> bool:
+    """Return whether a record is whole, and has what is read of one, of the right types: its
+    checksum may be right and its contents another version's.
+    """
+    typed = _is_whole(record) and all(
+        [
+            "success" in record,
+            *(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()),
+            *(isinstance(record.get(name), kind) for name, kind in _FIELDS_IF_ANY.items()),
+        ]
+    )
+    if not typed or record["digest"] != digest_of(record["identity"]):
+        return False
+    times = record["times"]
+    answers_ms = times.get("answer_ms", [])
+    read = {name: record.get(name) or {} for name in _FIGURES}
+    if not read["counters"].get("ticks"):
+        del read["counters"]
+    figures = [part.get(key) for name, part in read.items() if part for key in _FIGURES[name]]
+    figures.append(times.get("cpu_s", 0.0))
+    return isinstance(answers_ms, list) and all(
+        isinstance(figure, int | float) for figure in (*figures, *answers_ms)
+    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -343,8 +343,7 @@ class Settings:
 
     def digest(self, assignment: Assignment) -> str:
         """Return a hash of :meth:`identity`, 16 characters."""
-        text = json.dumps(self.identity(assignment), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_of(self.identity(assignment))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""
@@ -357,6 +356,11 @@ class Settings:
             "policy": self.policy.to_dict(),
             "topology": {**vars(self.topology), "replicas": self.topology.replicas},
         }
+
+
+def digest_of(identity: Mapping[str, Any]) -> str:
+    """Return a hash of what determines an episode's result, 16 characters."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def check_robot(world: World, robot: str | None) -> None:

@@ -79,7 +79,7 @@ def row_of(
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     episodes = [record for _, record in pairs]
-    tracking = [record["tracking"] for record in episodes if "tracking" in record]
+    tracking = [record["tracking"] for record in episodes if record.get("tracking")]
     times = [record["times"] for record in episodes]
     row: dict[str, Any] = {
         "condition": condition.name,
@@ -94,7 +94,11 @@ def row_of(
         "tracking_mean_mm": _mean([errors["mean_mm"] for errors in tracking]),
         "tracking_max_mm": max((errors["max_mm"] for errors in tracking), default=None),
         "waited_s_mean": _mean(
-            [_waited_s(record) for record in episodes if record.get("counters", {}).get("ticks")]
+            [
+                _waited_s(record)
+                for record in episodes
+                if (record.get("counters") or {}).get("ticks")
+            ]
         ),
         "seam_rad_s": percentiles(
             [record["seam_rad_s"]["p50"] for record in episodes if record.get("seam_rad_s")]

@@ -222,5 +222,6 @@ def notices_of(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"Given up because their process died repeatedly: {', '.join(report['given_up'])}."
     if report["damaged"]:
         yield (
-            f"Damaged or edited, so they count only as run again: {', '.join(report['damaged'])}."
+            "Damaged, edited or copied, so they count only as run again: "
+            f"{', '.join(report['damaged'])}."
         )

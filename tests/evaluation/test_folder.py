@@ -3,13 +3,15 @@
 import json
 import os
 import re
+import shutil
+import sys
 
 import pytest
 
 from helpers.storage import full_disk
 from strands_cosmos3.errors import ConfigError, StorageError
-from strands_cosmos3.evaluation.folder import RunFolder, without_times
-from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.evaluation.folder import RunFolder, _with_checksum, without_times
+from strands_cosmos3.evaluation.settings import digest_of, make_settings
 
 SETTINGS = make_settings({"tasks": "reach,pick", "seeds": 3, "conditions": "plain,swapped"})
 PLAN = SETTINGS.plan()
@@ -22,6 +24,7 @@ def record(a):
         "task": a.task,
         "success": True,
         "outcome": "success",
+        "counters": {},
         "duration_s": 2.0,
         "times": {"wall_s": 1.0},
     }
@@ -139,6 +142,12 @@ def edited(path, **values):
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
 
+def sealed(path, without=(), **values):
+    """Edited by someone who knows the checksum, or written by another version."""
+    kept = {k: v for k, v in json.loads(path.read_text()).items() if k not in without}
+    path.write_text(json.dumps(_with_checksum({**kept, **values})))
+
+
 def instead(path, make):
     path.unlink()
     make(path)
@@ -161,6 +170,30 @@ DAMAGE = {
     "deep": lambda path: path.write_text("[" * 100_000),
     "pipe": lambda path: instead(path, os.mkfifo),
     "folder": lambda path: instead(path, os.mkdir),
+    **{
+        f"sealed without {name}": lambda path, name=name: sealed(path, without=[name])
+        for name in ("identity", "outcome", "times", "success")
+    },
+    **{
+        f"sealed with {values}": lambda path, values=values: sealed(path, **values)
+        for values in (
+            {"digest": ["0" * 16]},
+            {"digest": "0" * 16},
+            {"identity": []},
+            {"identity": {}, "digest": digest_of({})},
+            {"success": "yes"},
+            {"duration_s": "2.0"},
+            {"times": {"answer_ms": 12.0}},
+            {"times": {"answer_ms": [12.0, None]}},
+            {"times": {"cpu_s": "1"}},
+            {"counters": {"ticks": 100}},
+            {"tracking": {"mean": 0.1}},
+            {"seam_rad_s": {"p95": 0.1}},
+            {"latency_ms": 3.0},
+            {"model_sha256": ["0"]},
+            {"condition": "swapped"},
+        )
+    },
 }
 
 
@@ -174,6 +207,106 @@ def test_a_damaged_or_edited_record_is_named_and_costs_itself_only(tmp_path, how
     with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
         assert set(folder.read_all(PLAN)) == {PLAN[0].key, PLAN[2].key}
         assert folder.damaged == [path]
+
+
+def test_a_record_may_be_nested_as_deeply_as_can_just_be_read(folder):
+    """Some depth can be read, and not be written again for its checksum."""
+    path = folder.episode_path(PLAN[0])
+    path.parent.mkdir(parents=True)
+    depths = range(sys.getrecursionlimit() - 200, sys.getrecursionlimit())
+    for depth in depths:
+        path.write_text('{"a": ' + "[" * depth + "]" * depth + "}")
+        assert folder.read(PLAN[0]) is None
+    assert folder.damaged == [path] * len(depths)
+
+
+def copy_of(place, path):
+    """Put another episode's record, or that of another evaluation, in the place of one."""
+    source = {
+        "sibling": lambda: (SETTINGS, PLAN[2]),
+        "task": lambda: (SETTINGS, PLAN[4]),
+        "condition": lambda: (SETTINGS, PLAN[7]),
+        "settings": lambda: (
+            make_settings({"tasks": "reach,pick", "seeds": 3, "duration": 5.0}),
+            PLAN[1],
+        ),
+        "policy": lambda: (SETTINGS, PLAN[1]),
+    }
+    settings, a = source[place]()
+    other = path.parents[4] / "other"
+    with RunFolder(other, settings, resume=True) as folder:
+        answered_by = {"model_sha256": "b" * 64 if place == "policy" else "a" * 64}
+        folder.write(a, {**record(a), **answered_by})
+        shutil.copy2(folder.episode_path(a), path)
+
+
+@pytest.mark.parametrize("place", ["sibling", "task", "condition", "settings", "policy"])
+def test_a_copied_record_is_named_and_costs_itself_only(tmp_path, place):
+    with RunFolder(tmp_path / "run", SETTINGS, resume=False) as folder:
+        folder.answered_by("a" * 64)
+        folder.write_start({})
+        for a in PLAN[:3]:
+            folder.write(a, {**record(a), "model_sha256": "a" * 64})
+        path = folder.episode_path(PLAN[1])
+    copy_of(place, path)
+    more = make_settings({"tasks": "reach,pick", "seeds": 4, "conditions": "plain,shuffled"})
+    with RunFolder(tmp_path / "run", more, resume=True) as folder:
+        assert set(folder.read_all(more.plan())) == {PLAN[0].key, PLAN[2].key}
+        assert folder.damaged == [path]
+
+
+def test_what_a_folder_holds_is_kept_over_starts(tmp_path):
+    """Those of a start with other rows, and what answered, which only a worker may know."""
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write_start({"command": "first"})
+        folder.answered_by("a" * 64)
+    other = make_settings({"tasks": "place", "seeds": 1})
+    with RunFolder(tmp_path, other, resume=True) as folder:
+        folder.write_start({"command": "second"})
+    start = json.loads((tmp_path / "run.json").read_text())
+    assert start["command"] == "second"
+    assert start["model_sha256"] == "a" * 64
+    assert set(start["rows"]) == {
+        *("plain/reach", "plain/pick", "swapped/reach", "swapped/pick", "plain/place")
+    }
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": 3, "rows": 1, "model_sha256": "c"}'])
+def test_a_damaged_start_costs_no_episode(tmp_path, damage):
+    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
+        folder.write_start({})
+        folder.write(PLAN[0], record(PLAN[0]))
+    (tmp_path / "run.json").write_text(damage)
+    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
+        assert set(folder.read_all(PLAN)) == {PLAN[0].key}
+        assert folder.damaged == []
+        folder.write_start({})
+
+
+def test_a_folder_in_the_place_of_a_record_is_set_aside(folder):
+    path = folder.episode_path(PLAN[0])
+    for content in ("first", "second"):
+        path.mkdir(parents=True)
+        (path / content).touch()
+        assert folder.read(PLAN[0]) is None
+        folder.write(PLAN[0], record(PLAN[0]))
+        assert folder.read(PLAN[0])["success"] is True
+        path.unlink()
+    assert sorted(str(kept.relative_to(path.parent)) for kept in path.parent.rglob("*")) == [
+        "00000.json.damaged0",
+        "00000.json.damaged0/first",
+        "00000.json.damaged1",
+        "00000.json.damaged1/second",
+    ]
+
+
+@pytest.mark.parametrize("values", [{"forward_db": 99.0}, {"checksum": None}, {"clips": "4"}])
+def test_edited_figures_of_dynamics_are_computed_anew(tmp_path, values):
+    settings = make_settings({"tasks": "reach", "seeds": 1, "model": "somewhere", "clips": 4})
+    with RunFolder(tmp_path, settings, resume=False) as folder:
+        folder.write_dynamics({"forward_db": 21.0, "clips": 4})
+        edited(tmp_path / "dynamics.json", **values)
+        assert folder.read_dynamics() is None
 
 
 def test_a_folder_of_another_format_is_refused_in_one_line(tmp_path):
