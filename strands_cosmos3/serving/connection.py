@@ -21,22 +21,41 @@ _FRAMES_PER_S = 2000
 """Reading a frame costs tens of microseconds, however short it is, and 256 kB of a socket hold
 40,000 empty ones.
 """
+MAX_FRAGMENTS = 8192
+"""A message of 16 MiB in frames of 2 kB."""
 _PIECE = 2**18
 
 
-def limit_frames(protocol: Protocol) -> None:
+def limit_frames(protocol: Protocol, max_fragments: int = MAX_FRAGMENTS) -> None:
     """Let a connection fail (1002) if its peer sends more than 2,000 frames, pings included, in a
-    second.
+    second, or a message of more than ``max_fragments``.
+
+    The events of the connection are whole messages: fragments are joined as they arrive, since
+    every frame that is kept costs 200 bytes, empty ones too.
     """
     receive = protocol.recv_frame
     arrived_s = deque[float](maxlen=_FRAMES_PER_S)
+    opcode, whole, fragments = Opcode.BINARY, bytearray(), 0  # of the message that has begun
 
     def counted(frame: Frame) -> None:
+        nonlocal opcode, whole, fragments
         now_s = time.monotonic()
         if len(arrived_s) == _FRAMES_PER_S and now_s - arrived_s[0] < 1.0:
             raise ProtocolError(f"more than {_FRAMES_PER_S} frames in a second")
         arrived_s.append(now_s)
         receive(frame)
+        if frame.opcode not in DATA_OPCODES or (frame.fin and frame.opcode is not Opcode.CONT):
+            return
+        protocol.events.pop()
+        if frame.opcode is not Opcode.CONT:
+            opcode, whole, fragments = frame.opcode, bytearray(), 0
+        fragments += 1
+        if fragments > max_fragments:
+            raise ProtocolError(f"more than {max_fragments} frames in a message")
+        whole += frame.data
+        if frame.fin:
+            protocol.events.append(Frame(opcode, bytes(whole)))
+            whole = bytearray()
 
     protocol.recv_frame = counted
 
@@ -56,8 +75,7 @@ class WebSocket:
         self._socket = connected
         self._protocol = ClientProtocol(parse_uri(uri), max_size=max_bytes)
         limit_frames(self._protocol)
-        self._messages: deque[list[Frame]] = deque()
-        self._begun: list[Frame] = []  # frames of a message that has not ended
+        self._messages: deque[Frame] = deque()
 
     def shake_hands(self, headers: Mapping[str, str]) -> None:
         """Send the request and read the server's response. Raises websockets' InvalidHandshake."""
@@ -81,9 +99,9 @@ class WebSocket:
             if self._protocol.state is State.CLOSED:
                 raise self._protocol.close_exc
             self._read()
-        frames = self._messages.popleft()
-        data = b"".join(frame.data for frame in frames)
-        return data.decode() if frames[0].opcode is Opcode.TEXT else data
+        message = self._messages.popleft()
+        data = bytes(message.data)
+        return data.decode() if message.opcode is Opcode.TEXT else data
 
     def is_quiet(self) -> bool:
         """Answer pings, and return whether the connection is open and the peer has sent no message,
@@ -106,7 +124,8 @@ class WebSocket:
         parser: Any = self._protocol.parser
         while parser.gi_yieldfrom is not None:
             parser = parser.gi_yieldfrom
-        unread = self._messages or self._begun or parser.__name__ != "at_eof"
+        begun = self._protocol.current_size is not None  # a message of several frames
+        unread = self._messages or begun or parser.__name__ != "at_eof"
         return self._protocol.state is State.OPEN and not unread
 
     def _read(self, wait: bool = True) -> bool:
@@ -124,10 +143,7 @@ class WebSocket:
             self._protocol.receive_eof()  # nothing that follows counts
         for event in self._protocol.events_received():
             if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
-                self._begun.append(event)
-                if event.fin:
-                    self._messages.append(self._begun)
-                    self._begun = []
+                self._messages.append(event)
         self._flush()
         return True
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import cast
 
@@ -59,12 +61,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class RequestHead:
-    """Method, path (without a query) and headers of a request, and its client's address."""
+    """Method, path (without a query) and headers of a request."""
 
     method: str
     path: str
     headers: Headers
-    address: str = ""
 
     @property
     def wants_websocket(self) -> bool:
@@ -101,70 +102,115 @@ class HttpProtocol(asyncio.Protocol):
     else to ``http``.
 
     Args:
-        websocket: Makes the other protocol.
-        check_handshake: Refuses a WebSocket, before anything that follows the request is read.
+        arrived: Told of the connection before anything of it is read.
+        websocket: Makes the other protocol, or refuses the client, before anything that follows
+            the request is read.
         http: Reads and answers any other request.
-        wait_s: Time for the head of a GET request; then the connection is closed.
+        wait_s: Time for TLS' handshake, and again for the head of a GET request; then the
+            connection is closed.
+        tls: Certificate and key; TLS is spoken here, so that a connection can be closed before its
+            handshake has ended.
+
+    Attributes:
+        address: The client's address.
     """
 
     def __init__(
         self,
-        websocket: Callable[[], asyncio.Protocol],
-        check_handshake: CheckRequest,
-        http: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+        arrived: Callable[[HttpProtocol], None],
+        websocket: Callable[[HttpProtocol, RequestHead], asyncio.Protocol | Reply],
+        http: Callable[[HttpProtocol, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
         wait_s: float,
+        tls: ssl.SSLContext | None,
     ):
+        self._arrived = arrived
         self._websocket = websocket
-        self._check_handshake = check_handshake
         self._http = http
         self._wait_s = wait_s
+        self._tls = tls
         self._first = b""
-        self.transport: asyncio.Transport | None = None  # none until TLS' handshake
+        self.address = ""
+        self._socket: asyncio.Transport
+        self._transport: asyncio.Transport | None = None  # none until TLS' handshake
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
+        self._socket = cast("asyncio.Transport", transport)
+        self.address = str(transport.get_extra_info("peername", [""])[0])
+        self._arrived(self)
+        if self._tls is None:
+            self._begin(self._socket)
+        else:
+            self._socket.pause_reading()
+            self._handshake = asyncio.ensure_future(self._start_tls(self._tls))
+
+    async def _start_tls(self, tls: ssl.SSLContext) -> None:
+        with suppress(OSError):  # no TLS, too slow, or gone
+            transport = await asyncio.get_running_loop().start_tls(
+                self._socket,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._wait_s,
+                ssl_shutdown_timeout=_LINGER_S,
+            )
+            if transport is not None and not self.is_closing():
+                self._begin(transport)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """Read the request, of which a part may have come with TLS' last bytes."""
+        self._transport = transport
         self._timer = asyncio.get_running_loop().call_later(self._wait_s, self._give_up)
+        self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
-        assert self.transport is not None
-        if self.transport.is_closing():  # TLS still hands over what came
-            return
         self._first += data
+        if self._transport is None or self._transport.is_closing():
+            return
         size = self._first.find(_END) + len(_END)
         is_get = self._first[: len(_GET)] == _GET[: len(self._first)]
         if is_get and size < len(_END) and len(self._first) < _HEAD_BYTES:
             return
         self._timer.cancel()
         whole = is_get and len(_END) <= size <= _HEAD_BYTES
-        head = _parsed(self._first[:size], self.transport) if whole else None
+        head = _parsed(self._first[:size]) if whole else None
         if head is None or not head.wants_websocket:
             reader = asyncio.StreamReader(_HEAD_BYTES)
-            protocol = asyncio.StreamReaderProtocol(reader, self._http)
-        elif (refusal := self._check_handshake(head)) is None:
-            protocol = self._websocket()
+            protocol = asyncio.StreamReaderProtocol(reader, partial(self._http, self))
         else:
-            self._end(refusal)
+            protocol = self._websocket(self, head)
+        if isinstance(protocol, Reply):
+            self._end(protocol)
             return
-        self.transport.set_protocol(protocol)
-        protocol.connection_made(self.transport)
-        protocol.data_received(self._first)
+        first, self._first = self._first, b""
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(first)
+
+    def is_closing(self) -> bool:
+        """Whether the connection is closed or being closed."""
+        return self._socket.is_closing()
+
+    def abort(self) -> None:
+        """Close the connection at once, whatever it is used for."""
+        self._socket.abort()
 
     def close(self) -> None:
         """Abort the connection if nobody reads it yet."""
-        if self.transport is not None and self.transport.get_protocol() is self:
-            self.transport.abort()
+        if self._transport is None or self._transport.get_protocol() is self:
+            self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._timer.cancel()
+        if self._transport is not None:
+            self._timer.cancel()
 
     def _give_up(self) -> None:
         self._end(_too_slow(self._wait_s) if self._first else None)
 
     def _end(self, reply: Reply | None) -> None:
-        assert self.transport is not None
+        assert self._transport is not None
         if reply is not None:
-            self.transport.write(reply.encoded())
-        self.transport.close()
+            self._transport.write(reply.encoded())
+        self._transport.close()
 
 
 async def serve_http(
@@ -229,7 +275,7 @@ async def _request(
 ) -> tuple[RequestHead, bytes | None, Reply | None]:
     """The head and the body of a request, or the reply to one whose body is not read."""
     try:
-        head = _parsed(await reader.readuntil(_END), writer.transport)
+        head = _parsed(await reader.readuntil(_END))
     except asyncio.LimitOverrunError:
         text = f"The headers have more than {_HEAD_BYTES} bytes.\n"
         return _NO_HEAD, None, Reply(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, text)
@@ -244,7 +290,7 @@ async def _request(
     return head, await reader.readexactly(length), None
 
 
-def _parsed(raw: bytes, transport: asyncio.BaseTransport) -> RequestHead | None:
+def _parsed(raw: bytes) -> RequestHead | None:
     """The head of a request; None if it is none."""
     first, *lines = raw.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words = first.split(" ")
@@ -259,8 +305,7 @@ def _parsed(raw: bytes, transport: asyncio.BaseTransport) -> RequestHead | None:
     ):
         return None
     headers = Headers([(match[1], match[2].rstrip()) for match in fields if match is not None])
-    address = str(transport.get_extra_info("peername", [""])[0])
-    return RequestHead(words[0], words[1].partition("?")[0], headers, address)
+    return RequestHead(words[0], words[1].partition("?")[0], headers)
 
 
 def _too_slow(wait_s: float) -> Reply:

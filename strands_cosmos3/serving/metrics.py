@@ -51,6 +51,12 @@ class Metrics:
     clients: int = 0  # open connections
     connections: int = 0  # accepted so far
     evicted: int = 0  # idle connections closed for another client
+    cut_off: Counter[str] = field(
+        default_factory=lambda: Counter(crowded=0, unfinished=0, protocol=0)
+    )
+    """By reason; crowded: one of too many connections without a request; unfinished: a message did
+    not arrive in time; protocol: frames broke WebSockets' rules, or our limits.
+    """
     # requests queued or in inference; an abandoned one counts until its inference ends
     in_flight: int = 0
     received_bytes: int = 0
@@ -84,6 +90,12 @@ class Metrics:
                 "counter",
                 "Idle connections closed for another client.",
                 self.evicted,
+            ),
+            (
+                "cut_off_total",
+                "counter",
+                "Connections closed by reason.",
+                _labelled("reason", self.cut_off),
             ),
             ("in_flight", "gauge", "Requests queued or in inference.", self.in_flight),
             ("busy_seconds", "gauge", "Age of the running inference.", busy_s),

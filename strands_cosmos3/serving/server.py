@@ -9,11 +9,9 @@ import logging
 import signal
 import threading
 import time
-import weakref
-from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -30,8 +28,10 @@ from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.connection import limit_frames
 from strands_cosmos3.serving.http_server import JSON, HttpProtocol, Reply, RequestHead, serve_http
 from strands_cosmos3.serving.metrics import Metrics
+from strands_cosmos3.serving.places import Place, Places, Tally
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
+from strands_cosmos3.serving.server_websocket import ServerWebSocket
 from strands_cosmos3.serving.wire import VLLM_PATH
 from strands_cosmos3.serving.worker import Workers
 
@@ -73,10 +73,11 @@ class PolicyServer:
         self.port = self.config.port
         self._tokens = self.config.tokens
         self._tls = self.config.tls()
-        # connections without a request under way
-        self._idle_since: dict[ServerConnection, float] = {}
-        self._places: Counter[str] = Counter()  # open connections by token's owner and by address
-        self._undecided: weakref.WeakSet[HttpProtocol] = weakref.WeakSet()
+        self._places = Places(self.config, self.metrics)
+        self._not_accepted = Tally(
+            "%d times so far no connection could be accepted, for the process has too many open "
+            "files; raise its limit (ulimit -n), or lower --max-clients."
+        )
         self._libero = bool(self._policies[0].libero)
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -142,6 +143,7 @@ class PolicyServer:
 
     async def _serve(self, ready: Callable[[PolicyServer], None] | None, signals: bool) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(self._loop_failed)
         if signals:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._signalled)
@@ -181,7 +183,6 @@ class PolicyServer:
                 self._handle,
                 self.config.host,
                 self.config.port,
-                ssl=self._tls,
                 create_connection=cast("type[ServerConnection]", self._make_protocol),
                 open_timeout=_OPEN_S,
                 # refuses browsers, which send one: a web page must not move a robot
@@ -209,8 +210,8 @@ class PolicyServer:
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
-        for protocol in list(self._undecided):
-            protocol.close()
+        for connection in self._places.open():
+            connection.close()
         if self._requests:
             # they send their replies
             _, unsent = await asyncio.wait(self._requests, timeout=_CLOSE_S)
@@ -227,19 +228,25 @@ class PolicyServer:
     def _make_protocol(
         self, websocket: ServerProtocol, *arguments: Any, **options: Any
     ) -> HttpProtocol:
-        limit_frames(websocket)
-        protocol = HttpProtocol(
-            partial(ServerConnection, websocket, *arguments, **options),
-            self._check_handshake,
-            self._http,
-            _OPEN_S,
-        )
-        self._undecided.add(protocol)
-        return protocol
+        def admit(connection: HttpProtocol, head: RequestHead) -> ServerWebSocket | Reply:
+            place = self._get(head) or self._take_place(connection, head)
+            if isinstance(place, Reply):
+                return place
+            limit_frames(websocket, self.config.max_fragments)
+            client = ServerWebSocket(websocket, *arguments, **options)
+            client.admit(place, self._places, self.metrics, self.config.message_s)
+            return client
 
-    def _check_handshake(self, head: RequestHead) -> Reply | None:
-        """Refuse a WebSocket of a client that may not connect."""
-        return self._get(head) or self._full(head)
+        return HttpProtocol(self._places.arrive, admit, self._http, _OPEN_S, self._tls)
+
+    def _loop_failed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Keep asyncio, which tries to accept a hundred times a second, from filling the log."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self._places.make_room()
+            self._not_accepted.add()
+        else:
+            loop.default_exception_handler(context)
 
     def _get(self, head: RequestHead) -> Reply | None:
         """The reply to a GET request for the server's state, or from a stranger."""
@@ -282,22 +289,11 @@ class PolicyServer:
     def _no_web_pages(self) -> Reply:
         return self._refused(HTTPStatus.FORBIDDEN, "Web pages may not use this server.\n")
 
-    def _full(self, head: RequestHead) -> Reply | None:
-        config = self.config
-        for name, most in (
-            (self._owner(head.headers), config.places_per_token),
-            (head.address, config.max_per_address or config.max_clients + 1),
-        ):
-            if name and self._places[name] >= most:
-                return self._refused(
-                    HTTPStatus.SERVICE_UNAVAILABLE,
-                    f"{name} has {self._places[name]} connections, as many as it may.\n",
-                )
-        if self.metrics.clients < self.config.max_clients or self._evict_idle():
-            return None
-        return self._refused(
-            HTTPStatus.SERVICE_UNAVAILABLE, "The maximum number of clients is connected.\n"
-        )
+    def _take_place(self, connection: HttpProtocol, head: RequestHead) -> Place | Reply:
+        place = self._places.take(connection, self._owner(head.headers))
+        if isinstance(place, Place):
+            return place
+        return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, place)
 
     def _refused(self, status: HTTPStatus, text: str, headers: Mapping[str, str] = {}) -> Reply:
         self.metrics.handshakes_refused[str(status.value)] += 1
@@ -334,9 +330,14 @@ class PolicyServer:
             return self._refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, text)
         if self._stop.is_set():
             return self._refused(HTTPStatus.SERVICE_UNAVAILABLE, "The server is stopping.\n")
-        return self._full(head)
+        return None
 
-    async def _http(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _http(
+        self,
+        connection: HttpProtocol,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         """Handle a connection that is no WebSocket. A LIBERO request counts as a client."""
         task = asyncio.current_task()
         assert task is not None
@@ -345,33 +346,25 @@ class PolicyServer:
             stack.callback(self._requests.discard, task)
 
             def check_request(head: RequestHead) -> Reply | None:
-                if (reply := self._check_http_request(head)) is None:
-                    stack.enter_context(self._place(self._owner(head.headers), head.address))
-                return reply
+                if (reply := self._check_http_request(head)) is not None:
+                    return reply
+                place = self._take_place(connection, head)
+                if isinstance(place, Reply):
+                    return place
+                stack.callback(self._places.give_back, place)
+                return None
 
             await serve_http(
                 reader,
                 writer,
                 check_request,
-                self._predict,
+                partial(self._predict, connection.address),
                 self.config.body_s,
                 self._policies[0].limits.max_bytes,
             )
 
-    @contextmanager
-    def _place(self, owner: str, address: str) -> Generator[None]:
-        """Count a client among those that are connected."""
-        self.metrics.connections += 1
-        self.metrics.clients += 1
-        self._places.update((owner, address))
-        try:
-            yield
-        finally:
-            self.metrics.clients -= 1
-            self._places.subtract((owner, address))
-
     async def _predict(
-        self, head: RequestHead, body: bytes, left: asyncio.Future[None]
+        self, address: str, head: RequestHead, body: bytes, left: asyncio.Future[None]
     ) -> Reply | None:
         """Answer a LIBERO request; None if the client leaves first."""
         arrived = time.monotonic()
@@ -382,7 +375,7 @@ class PolicyServer:
         except WireFormatError as error:
             self.metrics.requests["error"] += 1
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
-        name = self._owner(head.headers) or head.address
+        name = self._owner(head.headers) or address
         messages = [Message(item, Session("libero"), arrived) for item in items]
         async with self._answered(name, left, messages) as answers:
             if answers is None:
@@ -406,44 +399,30 @@ class PolicyServer:
             return ""
         return f"the running inference has taken {min(busy_s):.0f} s"
 
-    def _evict_idle(self) -> bool:
-        """Close the connection that has been idle for longest, if that is long enough; return
-        whether there was one.
-        """
-        client = min(
-            self._idle_since, key=lambda connection: self._idle_since[connection], default=None
-        )
-        if client is None or time.monotonic() - self._idle_since[client] < self.config.idle_s:
-            return False
-        del self._idle_since[client]
-        client.transport.abort()
-        self.metrics.evicted += 1
-        return True
-
     async def _handle(self, client: ServerConnection) -> None:
         """Handle a connection: send metadata, then answer each request until either side closes."""
+        assert isinstance(client, ServerWebSocket)
         assert client.request is not None
         vllm = client.request.path.partition("?")[0] == VLLM_PATH
         session = Session("vllm-omni" if vllm else "openpi")
-        owner, address = self._owner(client.request.headers), str(client.remote_address[0])
+        place = client.place
         left = asyncio.ensure_future(client.wait_closed())
         try:
-            with self._place(owner, address), suppress(ConnectionClosed):
+            with suppress(ConnectionClosed):
                 await client.send(encode(self._policies[0].metadata(session)))
-                self._idle_since[client] = time.monotonic()
+                place.idle_since_s = time.monotonic()
                 async for frame in client:
                     arrived = time.monotonic()
-                    self._idle_since.pop(client, None)
+                    place.idle_since_s = None
                     if self._stop.is_set() or not await self._exchange(
-                        client, owner or address, left, frame, session
+                        client, place.owner or place.address, left, frame, session
                     ):
                         break
-                    self._idle_since[client] = time.monotonic()
+                    place.idle_since_s = time.monotonic()
                     session.previous_total_ms = (time.monotonic() - arrived) * 1e3
                     frame = b""  # its memory is for the next one
         finally:
             left.cancel()
-            self._idle_since.pop(client, None)
 
     async def _exchange(
         self,

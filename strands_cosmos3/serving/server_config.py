@@ -14,6 +14,7 @@ from websockets.datastructures import Headers
 
 from strands_cosmos3.checks import positive, whole_number
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
+from strands_cosmos3.serving.connection import MAX_FRAGMENTS
 
 MIN_CHARACTERS = 16
 _SCHEMES = ("api-key", "bearer")
@@ -113,6 +114,12 @@ class ServerConfig:
         idle_s: Time without a request after which a connection may lose its place.
         max_batch: Maximum number of waiting requests that share one inference.
         body_s: Time in which an HTTP request with a body must have arrived.
+        message_s: Time in which a WebSocket message must have arrived, from its first byte to its
+            last.
+        max_fragments: Maximum number of frames of a WebSocket message.
+        max_pending: Maximum number of connections without a place, whose request has not arrived
+            yet or is refused; the oldest ones make room. Fewer if the process may open too few
+            files (``ulimit -n``).
         queue_s: Requests that have waited longer are refused without an inference: a late chunk is
             useless.
         tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
@@ -133,14 +140,19 @@ class ServerConfig:
     tls_key: Path | None = None
     body_s: float = 10.0
     max_per_address: int | None = None
+    message_s: float = 30.0
+    max_fragments: int = MAX_FRAGMENTS
+    max_pending: int = 512
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
         whole_number(self.max_clients, "max_clients", 1)
         whole_number(self.max_batch, "max_batch", 1)
+        whole_number(self.max_fragments, "max_fragments", 1)
+        whole_number(self.max_pending, "max_pending", 1)
         if self.max_per_address is not None:
             whole_number(self.max_per_address, "max_per_address", 1)
-        for name in ("grace_s", "idle_s", "queue_s", "body_s"):
+        for name in ("grace_s", "idle_s", "queue_s", "body_s", "message_s"):
             positive(getattr(self, name), name)
         _ = self.tokens
         if (self.tls_cert is None) != (self.tls_key is None):
