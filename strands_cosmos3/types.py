@@ -218,8 +218,8 @@ class Request:
         action_prefix: [rows, D] rows that the arm executes during this inference, from the
             observation on, in the same units; fewer than ``n_rows``, for ``policy`` only. The
             answer begins with them. The backend checks their number.
-        clip: [F, H, W, 3] uint8 recorded frames, or the path of a video; for ``inverse_dynamics``
-            only.
+        clip: [F, H, W, 3] uint8 recorded frames, one for each row, or the path of a video, which is
+            read at the rows' rate; for ``inverse_dynamics`` only.
         decode_frames: Frames of the predicted video that are wanted, from the first on; None is all
             that the backend decodes.
         limb_poses: By limb, [4, 4] measured pose of its Cosmos frame in its base; empty without an

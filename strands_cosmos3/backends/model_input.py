@@ -17,7 +17,7 @@ from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
-from strands_cosmos3.engine.frames import compose_views, read_clip
+from strands_cosmos3.engine.frames import compose_views
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.processor import (
@@ -118,7 +118,9 @@ class ModelInput:
     def _frames(self, request: Request, backend: str) -> Any:
         if request.mode is Mode.INVERSE_DYNAMICS:
             clip = request.clip
-            return read_clip(clip, request.n_rows + 1) if isinstance(clip, str | Path) else clip
+            if not isinstance(clip, str | Path):
+                return clip
+            return self._processor(request).read_film(clip, request.mode)
         if request.composite is None:
             raise BackendError(
                 f"backend {backend!r} needs a picture: the request has no composite."

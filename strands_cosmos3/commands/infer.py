@@ -68,7 +68,9 @@ class InferCommand:
     exterior_1 and exterior_2.
     """
     video: Path | None = None
-    """A clip instead; its first chunk + 1 frames count."""
+    """A clip instead; its first chunk + 1 frames count, at the rate of the rows: it must have as
+    many frames a second, or a whole multiple.
+    """
     mode: Literal["policy", "forward_dynamics", "inverse_dynamics"] = "policy"
     """What to predict."""
     action_file: Path | None = None
@@ -278,10 +280,10 @@ class InferCommand:
 
     def _images(self, processor: Any) -> Any:
         """Return the picture, the views by name, or the frames of the clip."""
-        from strands_cosmos3.engine.frames import read_clip, read_frames
+        from strands_cosmos3.engine.frames import read_frames
 
         if self.video is not None:
-            return read_clip(self.video, processor.num_frames)
+            return processor.read_film(self.video)
         if len(self.image) == 1:
             return list(self.image)
         embodiment = processor.embodiment

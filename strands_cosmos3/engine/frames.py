@@ -9,8 +9,7 @@ cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,6 +38,9 @@ from strands_cosmos3.observe.views import (
 from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8] | NDArray[np.float32]
+_NO_TIMESTAMPS = 0x80  # FFmpeg's AVFMT_NOTIMESTAMPS: it would count frames at 25 a second
+# of a period, how far a frame may be from its time: 29.97 a second are 30 for 80 rows
+_OFF_TIME = 0.08
 
 
 def read_frames(
@@ -213,9 +215,14 @@ def _in_range(array: NDArray[Any]) -> Frames:
     return array.astype(np.float32)
 
 
-def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
-    """The first frames of a video, [F, H, W, 3] uint8; raises ResourceNotFoundError, or
-    InputError if it is not readable.
+def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8]:
+    """The first frames of a video at a rate, [F, H, W, 3] uint8: those that were taken ``k / fps``
+    seconds after its first one, whatever rate it has itself.
+
+    Raises:
+        ResourceNotFoundError: There is no such file.
+        InputError: It is not readable, does not say when its frames were taken, or has none of one
+            of these times.
     """
     import av
 
@@ -223,10 +230,48 @@ def read_clip(path: str | Path, max_frames: int) -> NDArray[np.uint8]:
     require_file(path, ResourceNotFoundError, hint="Name the file of a video.")
     try:
         with av.open(str(path)) as container:
-            decoded = islice(container.decode(video=0), max_frames)
-            frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in decoded]
+            timed = not container.format.flags & _NO_TIMESTAMPS
+            times = ((frame.time if timed else None, frame) for frame in container.decode(video=0))
+            kept = _at_rate(times, max_frames, fps, str(path))
+            frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in kept]
     except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:
         raise InputError(f"{str(path)!r} holds no frames.")
     return np.stack(frames)
+
+
+def _at_rate(
+    decoded: Iterable[tuple[float | None, Any]], max_frames: int, fps: float, film: str
+) -> Iterator[Any]:
+    """Of frames with their times [s], those nearest to ``k / fps`` seconds after the first, as far
+    as the film goes.
+    """
+    period_s, kept, first_s, before = 1.0 / fps, 0, None, None
+    for stamp_s, frame in decoded:
+        if before is None:
+            yield frame
+            first_s, before, kept = stamp_s, (0.0, frame), 1
+        if kept == max_frames:
+            return
+        if stamp_s is None or first_s is None:
+            raise InputError(
+                f"{film!r} does not say when its frames were taken. Put it into a container that "
+                "does, with the rate at which it was filmed: ffmpeg -r RATE -i FILM OUT.mp4."
+            )
+        after = (stamp_s - first_s, frame)
+        while kept < max_frames and after[0] >= (due_s := kept * period_s):
+            nearest = min(before, after, key=lambda taken: abs(taken[0] - due_s))
+            if abs(nearest[0] - due_s) > _OFF_TIME * period_s:
+                raise InputError(
+                    f"{film!r} has frames {before[0]:.3f} s and {after[0]:.3f} s after its first, "
+                    f"and {fps:g} a second are needed: none is at {due_s:.3f} s. Give a film of "
+                    f"{fps:g} frames a second, or of a whole multiple; ffmpeg -i FILM -vf "
+                    f"minterpolate=fps={fps:g} OUT.mp4 makes one."
+                )
+            yield nearest[1]
+            kept += 1
+        before = after
+    late_s = kept * period_s - (0.0 if before is None else before[0])
+    if kept < max_frames and late_s <= _OFF_TIME * period_s and before is not None:
+        yield before[1]  # the last, a little early

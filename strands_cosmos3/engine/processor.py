@@ -30,7 +30,7 @@ from strands_cosmos3.embodiments import (
     raw_embodiment,
 )
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.frames import compose_views, read_frames
+from strands_cosmos3.engine.frames import compose_views, read_clip, read_frames
 from strands_cosmos3.engine.metadata import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
@@ -271,6 +271,14 @@ class Cosmos3PolicyProcessor:
         return self._resolve({}).action_chunk + 1
 
     @typed()
+    def read_film(self, path: str | Path, mode: str | None = None) -> np.ndarray:
+        """The frames [F, H, W, 3] uint8 of a film that :meth:`preprocess` reads in a mode, one for
+        each row; errors as :func:`~strands_cosmos3.engine.frames.read_clip`.
+        """
+        call = self._resolve({"mode": mode})
+        return read_clip(path, self._frames_read(call), call.fps)
+
+    @typed()
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> np.ndarray:
         """The picture [H, W, 3] uint8 that :meth:`preprocess` makes of a rig's views; errors as
         :func:`compose_views`.
@@ -314,9 +322,7 @@ class Cosmos3PolicyProcessor:
             raise InputError(
                 f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
             )
-        needed = call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
-        if indexes is not None:
-            needed = max(0, *indexes) * TEMPORAL_COMPRESSION + 1
+        needed = self._frames_read(call)
         height, width = frames.shape[1:3]
         canvas = to_canvas(
             frames[:needed],
@@ -397,6 +403,12 @@ class Cosmos3PolicyProcessor:
         elif call.space.state_row:
             rows[..., -1] = self._gripper.from_fraction(rows[..., -1])
         return {**answer, "action": torch.from_numpy(rows)}
+
+    def _frames_read(self, call: CallSettings) -> int:
+        """How many frames are read, from the first on."""
+        if self._frame_indexes is not None:
+            return max(0, *self._frame_indexes) * TEMPORAL_COMPRESSION + 1
+        return call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
 
     def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
         domain, width = self._domain

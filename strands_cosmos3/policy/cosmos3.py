@@ -420,8 +420,9 @@ class Cosmos3Policy(Restorable, Policy):
             observation_dict: Joint angles, gripper and views by the robot's own names.
             raw_actions: [rows, D] known actions in the model's scale, for forward dynamics; too few
                 are filled up by the last.
-            video: [F, H, W, 3] uint8 frames of ``observe.views.compose``, or a file's path, for
-                inverse dynamics.
+            video: For inverse dynamics, [F, H, W, 3] uint8 frames of ``observe.views.compose``, one
+                for each row, or the path of a film with as many frames a second as rows, or a whole
+                multiple.
 
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.

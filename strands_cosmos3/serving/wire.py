@@ -108,7 +108,7 @@ _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
 _LARGEST_M = 10.0  # of a hand's position; larger ones are centimetres or millimetres
 _BEYOND_CLOSED = 0.2  # by which a measured gripper may lie outside 0..1; more is another unit
-_BEYOND_COMMANDED = 0.5  # likewise a commanded one, which models overshoot
+_BEYOND_COMMANDED = 1.0  # likewise a commanded one, which is clipped: models overshoot
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
 """Longer prompts are refused before they reach a model: its time grows with the square of their

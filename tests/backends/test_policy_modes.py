@@ -123,6 +123,28 @@ def test_inverse_dynamics_reads_a_clip_or_a_film(folder, tmp_path):
         assert inverse.get_actions_sync(FLAT, "pick up the red cube", video=frames) == seen
 
 
+def test_a_film_of_another_rate_shows_the_same_motion(folder, tmp_path):
+    """Each picture twice or three times as often, at as many frames a second."""
+    clip = np.repeat(np.linspace(20, 230, ROWS + 1).astype(np.uint8), 96 * 128 * 3)
+    clip = clip.reshape(ROWS + 1, 96, 128, 3)
+    answers = []
+    for times in (1, 2, 3):
+        with VideoWriter(tmp_path / f"{times}.mp4", 15 * times) as film:
+            for frame in np.repeat(clip, times, axis=0):
+                film.write(frame)
+        with policy(folder, "inverse_dynamics") as inverse:
+            path = tmp_path / f"{times}.mp4"
+            steps = inverse.get_actions_sync(FLAT, "pick up the red cube", video=path)
+        answers.append([list(step.values()) for step in steps])
+    # the encoder's levels differ by less than one of 255
+    np.testing.assert_allclose(answers[1:], [answers[0]] * 2, atol=0.02)
+    with VideoWriter(tmp_path / "slow.mp4", 6) as film:
+        for frame in clip:
+            film.write(frame)
+    with policy(folder, "inverse_dynamics") as inverse, pytest.raises(InputError, match="none is"):
+        inverse.get_actions_sync(FLAT, "pick up the red cube", video=tmp_path / "slow.mp4")
+
+
 def test_with_a_robot_inverse_dynamics_becomes_joint_angles(folder):
     clip = np.zeros((ROWS + 1, 128, 160, 3), np.uint8)
     clip[:, 40:80, 40:80] = 200

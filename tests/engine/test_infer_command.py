@@ -162,6 +162,23 @@ def test_inverse_dynamics_from_a_film(infer, tmp_path):
     )
 
 
+def test_a_film_is_read_at_the_domain_s_rate(infer, tmp_path, capsys):
+    """30 frames a second are six for each row of bridge, and no whole number for libero."""
+    from strands_cosmos3.sim.record import VideoWriter
+
+    film = tmp_path / "clip.mp4"
+    with VideoWriter(film, 30) as writer:
+        for i in range(40):
+            writer.write(np.full((96, 128, 3), 5 * i, np.uint8))
+    asked = ("--mode", "inverse_dynamics", "--video", str(film))
+    assert infer(*asked, "--domain-name", "bridge_orig_lerobot", image=False) == 0
+    assert infer(*asked, "--domain-name", "libero", image=False) == 2
+    assert "of 20 frames a second, or of a whole multiple" in capsys.readouterr().err
+    # one frame alone has no rate
+    one = ("--video", str(film), "--domain-name", "libero")
+    assert infer(*one, image=False) == 0
+
+
 def test_options_reach_the_sampler(infer, plain, tmp_path):
     answers = [read(plain.parent)["data"]]
     for extra in (

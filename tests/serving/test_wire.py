@@ -193,11 +193,11 @@ def with_value(value: float, column: int = 3) -> np.ndarray:
         (JOINT_POS, 1, -30.0, r"action\[2, 1\] \(joint_1\) is -30; .* rad, not degrees"),
         (JOINT_POS, 6, 13.0, "not degrees"),
         (JOINT_POS, 0, 1e30, "not degrees"),
-        (JOINT_POS, 7, 255.0, r"\(gripper\) is 255; it is from -0\.5 to 1\.5"),
-        (JOINT_POS, 7, -1.0, r"\(gripper\) is -1"),
+        (JOINT_POS, 7, 255.0, r"\(gripper\) is 255; it is from -1 to 2 where 0 is open"),
+        (JOINT_POS, 7, -3.0, r"\(gripper\) is -3"),
         (POSE_ABS, 2, 310.0, r"\(z\) is 310; it is from -10 to 10 m, not centimetres or"),
         (POSE_ABS, 0, -41.0, "not centimetres"),
-        (POSE_ABS, 7, 2.0, r"\(gripper\) is 2"),
+        (POSE_ABS, 7, 85.0, r"\(gripper\) is 85"),
     ],
 )
 def test_rows_of_another_unit_are_refused(space, column, value, says):
@@ -218,7 +218,7 @@ def test_wild_rows_in_own_columns_are_refused(name, value):
         wire.decode_reply({"action": rows}, asked, 1)
 
 
-@pytest.mark.parametrize("gripper", [-0.3, 1.4])
+@pytest.mark.parametrize("gripper", [-1.0, -0.3, 1.4, 2.0])
 def test_a_gripper_that_a_model_overshot_is_clipped(gripper):
     chunk = wire.decode_reply({"action": with_value(gripper, 7)}, request(), 1)
     assert chunk.action[2, 7] == (gripper < 0)
