@@ -93,6 +93,7 @@ def _listed() -> list[str]:
 def _check(path: Path) -> int:
     """Check a robot's file: print what it lacks for a simulation, and how its joints move."""
     from strands_cosmos3.embodiments import get_embodiment
+    from strands_cosmos3.robots.actuators import actuators_of
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.robots.drive_check import drive_faults, drive_joints
     from strands_cosmos3.robots.model import has_frame, left_out, load_robot
@@ -101,7 +102,7 @@ def _check(path: Path) -> int:
 
     robot = get_robot(path)
     model = load_robot(robot)
-    lines = [f"{_line(robot)}: {model.nq} positions, {model.nu} actuators."]
+    lines = [f"{_line(robot)}: {model.nq} positions, {len(actuators_of(model))} actuators."]
     if settings := left_out(robot):
         lines.append(f"A scene has its own; not taken over: {', '.join(settings)}.")
     gaps = scene_gaps(robot)
@@ -128,6 +129,7 @@ def _check(path: Path) -> int:
 
 
 def _fetched(name: str, wheels: Path | None) -> list[str]:
+    from strands_cosmos3.robots.actuators import actuators_of
     from strands_cosmos3.robots.catalogue import aliases, packaged_robots, source_of
     from strands_cosmos3.robots.fetch import fetch_model
     from strands_cosmos3.robots.model import load_robot
@@ -146,7 +148,7 @@ def _fetched(name: str, wheels: Path | None) -> list[str]:
             "folder, and fetch it again."
         ) from error
     return [
-        f"{_line(robot)}: {model.nq} positions, {model.nu} actuators.",
+        f"{_line(robot)}: {model.nq} positions, {len(actuators_of(model))} actuators.",
         f"model: {path}",
         f"licence: {source.licence}",
         f'next: LimbIK("{name}") in Python; see docs/robots.md',

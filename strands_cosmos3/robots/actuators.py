@@ -26,6 +26,7 @@ JOINT_DRIVES = (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT)
 """Transmissions of actuators that act on a joint directly."""
 _FILTERS = (mjtDyn.mjDYN_FILTER, mjtDyn.mjDYN_FILTEREXACT)
 _GEOM_WRAPS = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)
+_POSITION_INPUT = 1  # of a PID's inputs, as bits
 _LEAST = 1e-10  # of stiffness, gear and gain
 
 
@@ -39,6 +40,7 @@ class PositionServos:
         passive: [n] damping in N m s/rad that the actuator adds to its joint's own.
         ctrl_per_rad, ctrl_at_zero: ``u = ctrl_per_rad * x + ctrl_at_zero``, each [n].
         ctrl_min, ctrl_max: Range [n] of ``u``, infinite where the model does not limit it.
+        address: Index [n] of the control in MuJoCo's ``ctrl`` (:func:`control_address`).
         activation: Index [n] of the activation in MuJoCo's ``act``; -1 without a filter.
         step_share: Share [n] of the way to ``u`` that a filter's activation goes in a physics step;
             1 without a filter.
@@ -52,6 +54,7 @@ class PositionServos:
     ctrl_at_zero: F64
     ctrl_min: F64
     ctrl_max: F64
+    address: NDArray[np.intp]
     activation: NDArray[np.intp]
     step_share: F64
     early: NDArray[np.bool_]
@@ -76,10 +79,10 @@ class PositionServos:
         ends = (np.stack((self.ctrl_min, self.ctrl_max)) - self.ctrl_at_zero) / self.ctrl_per_rad
         return ends.min(axis=0), ends.max(axis=0)
 
-    def hold(self, data: mujoco.MjData, actuators: NDArray[np.intp], q_rad: F64) -> None:
+    def hold(self, data: mujoco.MjData, q_rad: F64) -> None:
         """Set controls and activations so that the servos hold the angles [n]."""
         ctrl = self.ctrl(q_rad)
-        data.ctrl[actuators] = ctrl
+        data.ctrl[self.address] = ctrl
         data.act[self.activation[self.filtered]] = ctrl[self.filtered]
 
 
@@ -91,19 +94,16 @@ def position_servos(
     Raises:
         ConfigError: One is no position servo; the message names each and its reason.
     """
-    if not np.array_equal(getattr(model, "actuator_ctrladr", np.arange(model.nu)), range(model.nu)):
-        raise ConfigError(
-            "an actuator of the model has several controls (SO3 or PID); remove it from the model."
-        )
     if faults := servo_faults(model, actuators):
         raise ConfigError(f"no position servos: the actuators {', '.join(faults)}.")
     ids = np.asarray(actuators, dtype=np.intp)
     gear = model.actuator_gear[ids, 0]
-    gain = model.actuator_gainprm[ids, 0]
+    address = control_address(model, ids)
     offset, stiffness, damping = model.actuator_biasprm[ids, :3].T
+    gain = np.where(_is_pid(model, ids), -stiffness, model.actuator_gainprm[ids, 0])
     kp = -stiffness * gear * gear
-    limited = model.actuator_ctrllimited[ids] > 0
-    low, high = model.actuator_ctrlrange[ids].T
+    limited = model.actuator_ctrllimited[address] > 0
+    low, high = model.actuator_ctrlrange[address].T
     dynamics = model.actuator_dyntype[ids]
     filtered = dynamics != mjtDyn.mjDYN_NONE
     time_constant_s = np.maximum(model.actuator_dynprm[ids, 0], mujoco.mjMINVAL)
@@ -120,10 +120,41 @@ def position_servos(
         -offset / gain,
         np.where(limited, low, -np.inf),
         np.where(limited, high, np.inf),
+        address,
         np.where(filtered, model.actuator_actadr[ids], -1),
         np.where(filtered, share, 1.0),
         np.asarray(model.actuator_actearly[ids] > 0, dtype=np.bool_),
     )
+
+
+def actuators_of(model: mujoco.MjModel) -> range:
+    """Return the ids of a model's actuators; MuJoCo's ``nu`` is the number of their controls."""
+    return range(len(model.actuator_trntype))
+
+
+def control_address(
+    model: mujoco.MjModel, actuators: Sequence[int] | NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Return the index [n] in MuJoCo's ``ctrl`` of the first control of actuators (ids).
+
+    An actuator may have several: a PID's are a position, a velocity and a force. Those beyond the
+    first stay at zero. A :class:`ConfigError` names an actuator that has none.
+    """
+    ids = np.asarray(actuators, dtype=np.intp)
+    # MuJoCo before 4.0 has one control of each actuator
+    numbers = getattr(model, "actuator_ctrlnum", np.ones(model.nu))[ids]
+    if (numbers == 0).any():
+        names = ", ".join(model.actuator(int(actuator)).name for actuator in ids[numbers == 0])
+        raise ConfigError(f"the model gives no control (input) to {names}; it needs one.")
+    first = getattr(model, "actuator_ctrladr", np.arange(model.nu))
+    return np.asarray(first[ids], dtype=np.intp)
+
+
+def _is_pid(model: mujoco.MjModel, actuators: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which actuators (ids) take a position and scale it by their stiffness, as MuJoCo 4's do."""
+    pid = getattr(mjtGain, "mjGAIN_PID", None)
+    kinds = model.actuator_gaintype[actuators]
+    return np.zeros(len(kinds), dtype=np.bool_) if pid is None else kinds == pid
 
 
 def direct_actuators(model: mujoco.MjModel, joint: int) -> list[int]:
@@ -162,7 +193,10 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
         return "its activation is limited (actrange)"
     if delay_s > 0:
         return f"its control is delayed by {delay_s:g} s"
-    fixed = model.actuator_gaintype[actuator] == mjtGain.mjGAIN_FIXED
+    pid = bool(_is_pid(model, np.array([actuator]))[0])
+    if pid and not model.actuator_ctrlspec[actuator] & _POSITION_INPUT:
+        return "it takes no position"
+    fixed = pid or model.actuator_gaintype[actuator] == mjtGain.mjGAIN_FIXED
     affine = model.actuator_gaintype[actuator] == mjtGain.mjGAIN_AFFINE
     if not (fixed or (affine and not gain[1:3].any())):
         return "its gain is not a constant"
@@ -174,7 +208,7 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
         return "it is a velocity servo, without stiffness"
     if stiffness > 0 or damping > 0:
         return "its feedback is positive"
-    if abs(gear[0]) < _LEAST or abs(gain[0]) < _LEAST:
+    if abs(gear[0]) < _LEAST or (abs(gain[0]) < _LEAST and not pid):
         return "its control has no effect"
     joint = int(model.actuator_trnid[actuator, 0])
     for rival in direct_actuators(model, joint):

@@ -20,6 +20,7 @@ import numpy as np
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.actuators import control_address
 from strands_cosmos3.robots.catalogue import packaged_robots
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import LimitsAssumedWarning, all_limits
@@ -189,11 +190,12 @@ def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]
         data = mujoco.MjData(model)
         data.qpos[servo.q_address] = robot.home_rad
         servo.hold(data, robot.home_rad)
+        address = control_address(model, [model.actuator(gripper.actuator).id])
         fingers = model.jnt_qposadr[joint_ids(model, gripper.joints)]
         data.qpos[fingers] = gripper.opening.open_value
         ends: list[float] = []
         for fraction in (1.0, 0.0):
-            data.actuator(gripper.actuator).ctrl = gripper.command.from_fraction(fraction)
+            data.ctrl[address] = gripper.command.from_fraction(fraction)
             mujoco.mj_step(model, data, steps)
             ends.append(float(gripper.opening.to_fraction(data.qpos[fingers]).mean()))
         opened, closed = ends
@@ -316,19 +318,19 @@ def _follow(
     data.qpos[servo.q_address] = q[0]
     servo.hold(data, q[0])
     load_nm = servo.load_torque(q[:-1], qd[1:])
-    activation = data.ctrl[servo.actuator_ids].copy()
+    activation = data.ctrl[servo.law.address].copy()
     measured = np.empty_like(q[1:])
     if feed_forward is FeedForward.VELOCITY:
         ctrl, _, _ = servo.controls(servo.targets(q, qd, qdd, load_nm), activation)
     for row in range(len(measured)):
         if feed_forward is FeedForward.VELOCITY:
-            data.ctrl[servo.actuator_ids] = ctrl[row]
+            data.ctrl[servo.law.address] = ctrl[row]
             mujoco.mj_step(model, data)
         else:
             mujoco.mj_step1(model, data)
             target = servo.computed_torque(data, q[row], qd[row], qdd[row], load_nm[row])
             ctrl, activation, _ = servo.controls(target[None], activation)
-            data.ctrl[servo.actuator_ids] = ctrl[0]
+            data.ctrl[servo.law.address] = ctrl[0]
             mujoco.mj_step2(model, data)
         measured[row] = data.qpos[servo.q_address]
     return measured

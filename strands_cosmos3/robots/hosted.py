@@ -12,7 +12,13 @@ import numpy as np
 from strands_cosmos3.checks import F64, instance_of
 from strands_cosmos3.embodiments import MODEL_GRIPPER, WIRE_GRIPPER, GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import direct_actuators, position_servos, servo_faults
+from strands_cosmos3.robots.actuators import (
+    actuators_of,
+    control_address,
+    direct_actuators,
+    position_servos,
+    servo_faults,
+)
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     bodies_up_from,
@@ -133,7 +139,7 @@ def _require_gripper(
     """
     assert limb.gripper is not None
     if (actuator := _commanded(model, namespace, key)) < 0:
-        names = (model.actuator(i).name.removeprefix(namespace) for i in range(model.nu))
+        names = (model.actuator(i).name.removeprefix(namespace) for i in actuators_of(model))
         raise ConfigError(
             f"the simulated robot has no actuator {key!r}, and none that moves a joint of that "
             f"name, for the gripper of {limb.name!r} (the robot's own is "
@@ -229,7 +235,8 @@ def driven_gripper(
     actuator = _commanded(model, namespace, key)
     if actuator < 0 or model.actuator_trntype[actuator] != mujoco.mjtTrn.mjTRN_TENDON:
         return None
-    if not model.actuator_ctrllimited[actuator] or model.actuator_ctrlrange[actuator, 0] < 0:
+    (address,) = control_address(model, [actuator])
+    if not model.actuator_ctrllimited[address] or model.actuator_ctrlrange[address, 0] < 0:
         return None
     closes = gripper is not None and gripper.command.closed_value > gripper.command.open_value
     return WIRE_GRIPPER if closes else MODEL_GRIPPER
@@ -245,7 +252,7 @@ def _commanded(model: mujoco.MjModel, namespace: str, key: str) -> int:
 
 def _actuator_of(model: mujoco.MjModel, joint: int) -> int:
     """The actuator that drives a joint, directly or else through a tendon; -1 if there is none."""
-    through_tendon = [a for a in range(model.nu) if joint in driven_joints(model, a)]
+    through_tendon = [a for a in actuators_of(model) if joint in driven_joints(model, a)]
     return next(iter((*direct_actuators(model, joint), *through_tendon[-1:], -1)))
 
 

@@ -9,7 +9,12 @@ import numpy as np
 
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.actuators import direct_actuators, servo_faults
+from strands_cosmos3.robots.actuators import (
+    actuators_of,
+    control_address,
+    direct_actuators,
+    servo_faults,
+)
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
     bodies_up_from,
@@ -82,7 +87,7 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
                 "joint from the model, which fixes the base, and joints that are not to move, such "
                 "as legs."
             )
-    if unnamed := [a for a in range(model.nu) if not model.actuator(a).name]:
+    if unnamed := [a for a in actuators_of(model) if not model.actuator(a).name]:
         driven = joint_names(model, (j for a in unnamed for j in driven_joints(model, a)))
         raise ConfigError(
             f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
@@ -226,7 +231,8 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
     """
     beyond = _joints_beyond(model, body)
     actuator = next(
-        (a for a in range(model.nu) if set(driven_joints(model, a)) & set(beyond)), None
+        (a for a in actuators_of(model) if set(driven_joints(model, a)) & set(beyond)),
+        None,
     )
     if not beyond or actuator is None:
         notes.append(
@@ -236,7 +242,8 @@ def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> G
         return None
     joint = next((j for j in beyond if model.actuator_trnid[actuator, 0] == j), beyond[0])
     low, high = model.jnt_range[joint].tolist()
-    closed, opened = model.actuator_ctrlrange[actuator].tolist()
+    (address,) = control_address(model, [actuator])
+    closed, opened = model.actuator_ctrlrange[address].tolist()
     if low >= high or closed >= opened:
         notes.append(
             f"{name}: a gripper without ranges was left out; describe it in a "

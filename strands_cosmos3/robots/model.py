@@ -27,7 +27,12 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.actuators import JOINT_DRIVES, position_servos, servo_faults
+from strands_cosmos3.robots.actuators import (
+    JOINT_DRIVES,
+    control_address,
+    position_servos,
+    servo_faults,
+)
 from strands_cosmos3.robots.catalogue import PANDA, model_file
 from strands_cosmos3.robots.joints import SerialChain
 from strands_cosmos3.robots.panda import FRANKA_CHAIN, HOME_Q, T_flange_hand, T_link7_flange
@@ -446,8 +451,8 @@ def narrow_ranges(model: mujoco.MjModel, limb: Limb) -> None:
         servo = position_servos(model, [a])
         if not servo.filtered.any():  # a filter is led by controls beyond the joint's range
             ends = servo.ctrl(np.clip([[low], [high]], *servo.reach()))
-            model.actuator_ctrlrange[a] = np.sort(ends[:, 0])
-            model.actuator_ctrllimited[a] = 1
+            model.actuator_ctrlrange[servo.address] = np.sort(ends[:, 0])
+            model.actuator_ctrllimited[servo.address] = 1
 
 
 def joint_ids(model: mujoco.MjModel, joints: Iterable[str]) -> list[int]:
@@ -604,8 +609,9 @@ def _require_gripper(
             f"the gripper of limb {limb.name!r} names the actuator {gripper.actuator!r}, which "
             f"drives the arm's joint {', '.join(map(repr, of_arm))}."
         )
-    if model.actuator_ctrllimited[actuator]:
-        ctrl_range = model.actuator_ctrlrange[actuator]
+    (address,) = control_address(model, [actuator])
+    if model.actuator_ctrllimited[address]:
+        ctrl_range = model.actuator_ctrlrange[address]
         _require_in_range(gripper.command, ctrl_range, f"command of {gripper.actuator!r}", limb)
     for name, joint in zip(gripper.joints, joint_ids(model, gripper.joints), strict=True):
         if model.jnt_limited[joint]:

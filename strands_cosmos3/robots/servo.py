@@ -171,7 +171,7 @@ class JointServo:
 
     def hold(self, data: mujoco.MjData, q_rad: F64) -> None:
         """Set controls and activations so that the arm rests at angles [n]."""
-        self.law.hold(data, self.actuator_ids, self.no_feed_forward(q_rad))
+        self.law.hold(data, self.no_feed_forward(q_rad))
 
     def load_torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
         """Return the torques [M, n] along references [M, n] of the compensated payload's weight,

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.checks import F64, finite_array, known_name
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.robots.actuators import control_address
 from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     LimbKinematics,
@@ -80,7 +81,8 @@ class SceneLimb:
             ``<name>_`` of one limb of several.
         columns: Its joints among all of the robot's.
         kinematics, T_world_base: Its kinematics, and the pose [4, 4] of its base.
-        frame_body, tcp_site, gripper_actuator: Ids.
+        frame_body, tcp_site: Ids.
+        gripper_actuator: Index of its gripper's control in ``ctrl``.
         finger_qpos, finger_joints, finger_bodies: Addresses and ids of its fingers.
     """
 
@@ -148,7 +150,7 @@ def _limbs_of(model: mujoco.MjModel, robot: RobotSpec) -> dict[str, SceneLimb]:
             base_pose(model, limb),
             frame_body(model, limb),
             model.site(limb.tool).id,
-            model.actuator(gripper.actuator).id,
+            int(control_address(model, [model.actuator(gripper.actuator).id])[0]),
             model.jnt_qposadr[fingers],
             tuple(fingers),
             tuple(model.body(name).id for name in gripper.fingers)
@@ -223,10 +225,8 @@ class Scene:
         fingers = [joint for limb in self.limbs.values() for joint in limb.finger_joints]
         self.finger_qpos = model.jnt_qposadr[fingers]
         self.finger_dof = model.jnt_dofadr[fingers]
-        self.arm_actuators = np.array(
-            [model.actuator(name).id for limb in robot.limbs for name in limb.actuators]
-        )
         self.servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
+        self.arm_actuators = self.servo.law.address
         self.gripper_actuators = np.array([limb.gripper_actuator for limb in self.limbs.values()])
         self.robot_roots = frozenset(
             int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()

@@ -16,7 +16,7 @@ from strands_cosmos3 import Robot
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.actuators import position_servos, servo_fault
+from strands_cosmos3.robots.actuators import actuators_of, position_servos, servo_fault
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.drive_check import (
     LARGEST_ERROR,
@@ -24,9 +24,11 @@ from strands_cosmos3.robots.drive_check import (
     drive_joints,
     gripper_faults,
 )
+from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.model import load_robot
 from strands_cosmos3.robots.spec import Figures, ModelPart, RobotSpec, ServoGains
 from strands_cosmos3.worlds.arms import ControlConfig
+from strands_cosmos3.worlds.table.scene import TableScene
 
 UR5E = get_robot("ur5e")
 ARM = UR5E.limbs[0]
@@ -290,7 +292,7 @@ def test_a_law_is_the_torque_that_mujoco_computes(tmp_path, kind):
     law, data = position_servos(model, ids), mujoco.MjData(model)
     q, target = ARM.home_rad, ARM.home_rad + 0.01
     data.qpos[:6], data.qvel[:6] = q, 0.2
-    law.hold(data, ids, target)
+    law.hold(data, target)
     if law.early.any():  # the force has the activation at the step's end
         data.ctrl[ids] = law.ctrl(target)
     mujoco.mj_forward(model, data)
@@ -426,3 +428,83 @@ def test_a_packaged_arm_has_no_fault():
     model = load_robot(UR5E)
     for name in ARM.actuators:
         assert servo_fault(model, model.actuator(name).id) is None
+
+
+PID = '<pid name="{name}" joint="{joint}" kp="2000" kv="200" {more}/>'
+
+
+def with_controls(folder, *edits):
+    """The UR5e with other actuators: regular expressions of the old ones, and the new ones."""
+    text = resource("assets/ur5e.xml").read_text()
+    for old, new in edits:
+        text, found = re.subn(old, new, text, count=1)
+        assert found, old
+    (folder / "arm.xml").write_text(text)
+    return replace(UR5E, model=(ModelPart(str(folder / "arm.xml")),))
+
+
+FIRST = r'<position [^>]*joint="shoulder_pan_joint"[^>]*>'
+ELSEWHERE = (
+    (
+        r"<actuator>",
+        '<actuator><orientation name="ball" joint="eye" kp="1"/>',
+    ),
+    (
+        r"</worldbody>",
+        '<body name="eye" pos="0 0 3"><joint name="eye" type="ball"/>'
+        '<inertial pos="0 0 0" mass="1" diaginertia="1 1 1"/></body></worldbody>',
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        [(FIRST, PID.format(name="shoulder_pan", joint="shoulder_pan_joint", more=""))],
+        [
+            (
+                FIRST,
+                PID.format(
+                    name="shoulder_pan", joint="shoulder_pan_joint", more='input="pos vel ff"'
+                ),
+            ),
+            (
+                r'<position [^>]*joint="wrist_2_joint"[^>]*>',
+                PID.format(
+                    name="wrist_2", joint="wrist_2_joint", more='gear="-1" kp="500"'
+                ).replace('kp="2000"', ""),
+            ),
+        ],
+        ELSEWHERE,
+    ],
+    ids=["pid", "two", "before the arm's"],
+)
+def test_controls_are_not_counted_as_actuators(tmp_path, edits):
+    robot = with_controls(tmp_path, *edits)
+    arm = Robot("ur5e", scene=TableScene(robot=robot))
+    model = arm.scene.model
+    assert model.nu > len(model.actuator_trntype) == len(actuators_of(model))
+    names = [*robot.limbs[0].actuators, robot.limbs[0].gripper.actuator]
+    firsts = [model.actuator_ctrladr[model.actuator(name).id] for name in names]
+    assert [*arm.scene.arm_actuators, arm.scene.only.gripper_actuator] == firsts
+    rollout = arm.run_policy(policy_config={"backend": "scripted"}, task="reach", duration=2.0)
+    usual = Robot("ur5e").run_policy(
+        policy_config={"backend": "scripted"}, task="reach", duration=2.0
+    )
+    assert rollout.tracking.max_mm == pytest.approx(usual.tracking.max_mm, rel=0.5)
+    assert [drive for drive in drive_joints(robot) if not drive.follows] == []
+    assert gripper_faults(robot) == []
+    (derived,) = inspect_model(robot.model[0].file)[0].limbs
+    assert (*derived.actuators, derived.gripper.actuator) == tuple(names)
+
+
+def test_a_pid_that_is_no_servo_is_refused_by_name(tmp_path):
+    for more, reason in (
+        ('input="vel"', "it takes no position"),
+        ('ki="3"', "its dynamics are of type PID"),
+        ('input="ff"', "it takes no position"),
+    ):
+        new = PID.format(name="shoulder_pan", joint="shoulder_pan_joint", more=more)
+        robot = with_controls(tmp_path, (FIRST, new))
+        with pytest.raises(ConfigError, match=rf"shoulder_pan.*\({reason}\)"):
+            TableScene(robot=robot)
