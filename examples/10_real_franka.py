@@ -1,9 +1,10 @@
 """A real Franka through franky (`pip install franky-control`): an `Arm` for the loop, and the
 checks before its first motion.
 
-    python examples/10_real_franka.py                                     # no robot: the frames
-    that will be compared python examples/10_real_franka.py --host 172.16.0.2 --payload-kg 0.2  #
-    compare frames, hold, then turn joint 7 by 3 degrees
+    # without a robot: the frames that will be compared
+    python examples/10_real_franka.py
+    # compare frames, hold, then turn joint 7 by 3 degrees
+    python examples/10_real_franka.py --host 172.16.0.2 --payload-kg 0.2
 
 Read docs/real_franka.md first: it is the checklist. The classes used of franky 2.0 are `Robot`,
 `Gripper`, `JointImpedanceTracker` and `FrictionCompensationParams`; tests/test_real_franka.py runs

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -17,6 +19,20 @@ HOSTED = [path for path in EXAMPLES if "strands_robots" in path.read_text()]
 FETCHING = [path for path in EXAMPLES if "fetch_model" in path.read_text()]
 WORLDS = [path for path in EXAMPLES if "(ArmWorld)" in path.read_text()]
 LIBERO = [path for path in EXAMPLES if "Libero-v0" in path.read_text()]
+
+
+SCRIPTS = [*EXAMPLES, *sorted((ROOT / "benchmarks").glob("*.py"))]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_each_command_of_a_docstring_has_a_line_of_its_own(script: Path):
+    """Indented lines can be pasted: one command, with a comment after it or on a line before."""
+    text = ast.get_docstring(ast.parse(script.read_text())) or ""
+    lines = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    for line in lines:
+        command, _, _ = line.partition("# ")
+        assert re.match(r"(python|strands-cosmos3|cd|make|pip) |$", command), line
+        assert not re.search(r" (python|strands-cosmos3) ", command), line
 
 
 def run(python: str, example: Path, folder: Path) -> None:

@@ -261,13 +261,13 @@ class Checkpoint:
 
     def require_contract(self, stated_fields: Iterable[str] = ()) -> None:
         """Raise ContractError, with the file to fill in, if the meaning of its actions is
-        neither stated nor ``given``.
+        neither stated nor among ``stated_fields``.
         """
         if self.needs_contract:
             require_complete(self.metadata, stated_fields, self.root)
 
     def require_released(self, reader: str) -> None:
-        """Raise LayoutError if it is in another format, which ``what`` does not read."""
+        """Raise LayoutError if it is in another format, which ``reader`` does not read."""
         if self.layout.format != "released":
             raise LayoutError(
                 f"{self.root} is a {self.layout.format}, and {reader} reads the released layout; "

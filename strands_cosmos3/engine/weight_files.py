@@ -83,7 +83,7 @@ class WeightSource(ABC):
     def parts(
         self, requests: Mapping[str, tuple[str, Index]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (key, tensor) for each key of ``wanted``, key -> (name, part), in an order that
+        """Yield (key, tensor) for each of ``requests``, key -> (name, part), in an order that
         suits the files.
         """
 

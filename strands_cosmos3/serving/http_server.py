@@ -2,8 +2,8 @@
 
 websockets reads GET requests without a body and no others. The head of a request therefore decides
 who reads it: one that asks for a WebSocket is handed to websockets, any other is answered here.
-RequestHead and body are bounded in size and time, one request ends its connection, and nothing of a
-body is read for a client that may not send one.
+Head and body are bounded in size and time, one request ends its connection, and nothing of a body
+is read for a client that may not send one.
 """
 
 from __future__ import annotations

@@ -310,7 +310,9 @@ def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -
 
 
 def require_complete(metadata: Mapping[str, Any], stated_fields: Iterable[str], root: Path) -> None:
-    """Raise ContractError, with the file to fill in, if fields are neither stated nor ``given``."""
+    """Raise ContractError, with the file to fill in, if fields are neither in the metadata nor
+    among ``stated_fields``.
+    """
     lacking = [name for name in missing(metadata) if name not in set(stated_fields)]
     if lacking:
         raise ContractError(
