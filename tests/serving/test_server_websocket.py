@@ -122,8 +122,8 @@ def test_text_in_several_frames_is_text(serve):
         assert "WireFormatError" in client.recv(timeout=20)
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(100)])
-@pytest.mark.parametrize("between", [b"", frame(b"x", Opcode.PING, True)])
+@pytest.mark.parametrize("data", [b"", b"x", bytes(100)], ids=["empty", "one byte", "many"])
+@pytest.mark.parametrize("between", [b"", frame(b"x", Opcode.PING, True)], ids=["alone", "ping"])
 def test_no_fragment_is_kept(data, between):
     protocol = ServerProtocol(state=State.OPEN)
     limit_frames(protocol)
