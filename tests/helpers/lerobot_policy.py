@@ -1,8 +1,8 @@
 """Runs inside lerobot's own environment: the plugin, found and asked by LeRobot.
 
-python lerobot_policy.py make FOLDER      # by the factory; compared with Cosmos3Policy, saved,
-loaded python lerobot_policy.py ask FOLDER PORT  # by LeRobot's client: one observation to the
-policy server
+python lerobot_policy.py make FOLDER      # by the factory; compared with Cosmos3Policy, saved, loaded
+python lerobot_policy.py ask FOLDER PORT  # by LeRobot's client: one observation to the policy server
+python lerobot_policy.py compare FOLDER   # which observations LeRobot's server, and ours, leave out
 """
 
 import json
@@ -187,6 +187,40 @@ def ask(folder: Path, port: str) -> None:
     print(json.dumps({"steps": [one.get_timestep() for one in timed], "performed": performed}))
 
 
+def compare(_: Path) -> None:
+    """Whether servers take an observation, after one that was answered: of an arm that moved by
+    20 degrees in every joint, by its gripper alone, and not at all.
+    """
+    from lerobot.async_inference.configs import PolicyServerConfig
+    from lerobot.async_inference.helpers import TimedObservation
+    from lerobot.async_inference.policy_server import PolicyServer
+    from lerobot_policy_cosmos3.policy_server import Cosmos3PolicyServer
+
+    numbers = {"dtype": "float32", "shape": (8,), "names": NUMBERS}
+
+    def seen(timestep: int, by: list[float]) -> TimedObservation:
+        values = dict(zip(NUMBERS, (STATE + by).tolist(), strict=True))
+        return TimedObservation(timestep / 15, timestep, values | PICTURES)
+
+    moved = {
+        "joints": [np.radians(20)] * 7 + [0.0],
+        "gripper": [0.0] * 7 + [0.25],
+        "nothing": [0.0] * 8,
+    }
+    taken = {}
+    for kind in (PolicyServer, Cosmos3PolicyServer):
+        server = kind(PolicyServerConfig(host="127.0.0.1", port=1))
+        server.policy_type = "cosmos3"
+        server.lerobot_features = {"observation.state": numbers}
+        server.last_processed_obs = seen(0, [0.0] * 8)
+        taken[kind.__name__] = [
+            what
+            for i, (what, by) in enumerate(moved.items(), 1)
+            if server._enqueue_observation(seen(i, by))
+        ]
+    print(json.dumps(taken))
+
+
 if __name__ == "__main__":
     register_third_party_plugins()
-    {"make": make, "ask": ask}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])
+    {"make": make, "ask": ask, "compare": compare}[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:])

@@ -116,6 +116,14 @@ def test_lerobots_asynchronous_server_answers_a_chunk(
         np.testing.assert_array_equal(list(said["performed"].values()), asked["chunk"][0])
 
 
+def test_the_server_sees_an_arm_in_radians_move(
+    lerobot: str, variables: dict[str, str], tmp_path: Path
+):
+    """LeRobot's own takes seven joints that moved by 20 degrees for an arm that stands."""
+    taken = run([lerobot, SCRIPT, "compare", str(tmp_path)], variables, tmp_path)
+    assert taken == {"PolicyServer": [], "Cosmos3PolicyServer": ["joints", "gripper"]}
+
+
 def wait_for(port: int, server: subprocess.Popen[bytes], log: Path) -> None:
     until_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until_s and server.poll() is None:
