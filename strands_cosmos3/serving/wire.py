@@ -98,6 +98,12 @@ _STATE_KEYS = (
     SEED,
     MOTION_CLOCK,
 )
+_SENT_AS = {
+    JOINTS: "([7], rad)",
+    GRIPPER: "(a number, 0 is open and 1 is closed)",
+    POSITION: "([3], m)",
+    QUATERNION: "([4], x y z w)",
+}
 _PICTURES = ("observation/wrist_image", "observation/exterior_image")
 _UNIT_TOLERANCE = 1e-2
 _MAX_ROWS = 1024
@@ -327,8 +333,8 @@ def _read_state(
     joints_only = space.meaning == "joint_position"
     name, *keys = ("joint_pos", JOINTS) if joints_only else ("midtrain", QUATERNION, POSITION)
     if missing := [key for key in (*keys, *others) if key not in message]:
-        remedy = f" This server speaks {name}: use --action-space {name} (action_space={name!r})"
-        raise _missing(message, missing, f"{remedy}, or add what is lacking.")
+        add = ", ".join(f"{key!r} {_SENT_AS[key]}" for key in missing)
+        raise _missing(message, missing, f" This server speaks {name}: add {add}.")
     q = _latest(message, JOINTS, 7, _LARGEST_RAD, "rad") if JOINTS in message else None
     if joints_only:
         return q, None

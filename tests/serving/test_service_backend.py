@@ -471,7 +471,7 @@ def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, con
         options=backend_options(host="127.0.0.1", port=port),
         action_space="joint_pos",
     )
-    with pytest.raises(ServiceRefusedError, match="--action-space midtrain"):
+    with pytest.raises(ServiceRefusedError, match="speaks midtrain: add 'observation/eef_quat'"):
         told.infer(joints)
     told.close()
 

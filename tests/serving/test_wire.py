@@ -4,6 +4,7 @@ error that names them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -405,15 +406,40 @@ def test_the_other_action_space_is_answered_with_the_remedy():
     joints = wire.encode_request(request(), wire.ROBOLAB, "s", 1)
     with pytest.raises(
         ObservationError,
-        match=r"lacks 'observation/eef_quat'.*speaks midtrain.*--action-space midtrain",
+        match=r"lacks 'observation/eef_quat'.*speaks midtrain: add 'observation/eef_quat' \(\[4\], "
+        r"x y z w\), 'observation/eef_pos' \(\[3\], m\)\.$",
     ):
         wire.decode_request(joints, DROID, MIDTRAIN, images=False)
     pose = wire.encode_request(request(MIDTRAIN), wire.ROBOLAB, "s", 1)
     with pytest.raises(
         ObservationError,
-        match=r"lacks 'observation/joint_position'.*speaks joint_pos: use --action-space",
+        match=r"lacks 'observation/joint_position'.*speaks joint_pos: add .* \(\[7\], rad\)\.$",
     ):
         wire.decode_request(pose, DROID, JOINT_POS, images=False)
+
+
+@pytest.mark.parametrize("space", [JOINT_POS, MIDTRAIN])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {wire.GRIPPER: None},
+        {wire.JOINTS: None, wire.QUATERNION: None, wire.GRIPPER: None},
+        {wire.JOINTS: np.full(7, 90.0), wire.POSITION: np.full(3, 400.0)},
+        {wire.GRIPPER: 255.0},
+        {wire.PROMPT: "   "},
+        {wire.COMPOSITE: np.zeros((8, 8, 3), np.uint8)},
+        {wire.SEED: -1},
+    ],
+)
+def test_remedies_name_keys_of_the_request_and_no_option_of_ours(space, wrong):
+    """Whoever reads them has a client of another project, and may not have started the server."""
+    asked = request(space, images={}, composite=picture())
+    message = wire.encode_request(asked, wire.ROBOLAB, "s", 1) | wrong
+    message = {key: value for key, value in message.items() if value is not None}
+    with pytest.raises(InputError) as caught:
+        wire.decode_request(message, DROID, space, images=True)
+    assert any(repr(key) in str(caught.value) for key in wrong)
+    assert not re.search(r"--[a-z]|\b[a-z_]+=", str(caught.value))
 
 
 @pytest.mark.parametrize(
