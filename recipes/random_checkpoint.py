@@ -36,13 +36,10 @@ _SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "
 _CORPUS = (
     "pick up the red cube. place the green block on the blue one. robot pushes the object forward "
     "to the right.",
-    "This video contains concatenated views from multiple camera perspectives. The top row is "
-    "from the wrist-mounted "
-    "camera. The bottom row contains two horizontally concatenated third-person perspective views "
-    "of the scene from "
-    "opposite sides, with the robot visible. The video is 2.0 seconds long and is of 15 FPS. This "
-    "video is of 544x736 "
-    "resolution.",
+    "This video contains concatenated views from multiple camera perspectives. The top row is from "
+    "the wrist-mounted camera. The bottom row contains two horizontally concatenated third-person "
+    "perspective views of the scene from opposite sides, with the robot visible. The video is 2.0 "
+    "seconds long and is of 15 FPS. This video is of 544x736 resolution.",
     '{"cinematography": {"framing": ""}, "actions": [{"time": "0:00-0:02", "description": ""}], '
     '"duration": "2s", '
     '"fps": 15.0, "resolution": {"H": 544, "W": 736}, "aspect_ratio": "4,3"}',

@@ -78,8 +78,8 @@ def file_of(root: Path, template: str, number: tuple[int, int], key: str = "") -
         ) from None
     if path.is_absolute() or ".." in path.parts or set("\\\0") & set(str(path)) or min(number) < 0:
         raise DatasetFormatError(
-            f"{root / INFO}: the path template {template!r} gives {str(path)!r}, outside the "
-            "dataset."
+            f"{root / INFO}: the path template {template!r} gives "
+            f"{str(path)!r}, outside the dataset."
         )
     return inside(root, root / path)
 
@@ -193,9 +193,8 @@ def _require_version(root: Path, version: Any) -> None:
     if found == (3, 0):
         return
     remedy = (
-        " LeRobot converts v2.1 in its place: python -m "
-        f"lerobot.scripts.convert_dataset_v21_to_v30 --repo-id=local/{root.name} --root={root} "
-        "--push-to-hub=false"
+        " LeRobot converts v2.1 in its place: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
+        f"--repo-id=local/{root.name} --root={root} --push-to-hub=false"
     )
     is_older = version is None or (found is not None and found < (3, 0))
     raise DatasetFormatError(
@@ -266,8 +265,8 @@ def read_table(
             names = file.schema_arrow.names
             if footer.num_rows > most_rows:
                 raise DatasetFormatError(
-                    f"{path} has {footer.num_rows} rows, but the dataset refers to {most_rows} of "
-                    "them."
+                    f"{path} has {footer.num_rows} rows, but the dataset refers "
+                    f"to {most_rows} of them."
                 )
             if missing := [name for name in columns or () if name not in names]:
                 raise DatasetFormatError(f"{path} lacks the columns {', '.join(missing)}.")
@@ -570,8 +569,8 @@ class EpisodeIndex:
             )
         if (n_frames := int(self.length.sum())) != info.total_frames:
             raise DatasetFormatError(
-                f"{self._path}: the episodes have {n_frames} frames, meta/info.json "
-                f"{info.total_frames}."
+                f"{self._path}: the episodes have {n_frames} frames, "
+                f"meta/info.json {info.total_frames}."
             )
 
     def __len__(self) -> int:

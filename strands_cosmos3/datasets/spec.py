@@ -142,8 +142,8 @@ class DatasetSpec:
         for key, feature in instance_of(self.features, Mapping, "features").items():
             if not isinstance(key, str) or not _KEY.fullmatch(key):
                 raise InputError(
-                    "a feature's key must consist of letters, digits, '_' and single dots, got "
-                    f"{key!r}."
+                    "a feature's key must consist of letters, digits, '_' and "
+                    f"single dots, got {key!r}."
                 )
             if key in BOOKKEEPING:
                 raise ConfigError(f"{key!r} is filled by the writer; leave it out of the features.")

@@ -110,8 +110,8 @@ class EpisodeWriter:
         columns = self._spec.columns
         if key not in columns or not self.length:
             raise InputError(
-                f"{key!r} is not numeric, or there is no frame yet; numeric features: "
-                f"{', '.join(columns)}."
+                f"{key!r} is not numeric, or there is no frame yet; numeric "
+                f"features: {', '.join(columns)}."
             )
         self._columns[key][-1] = _checked_column([value], key, columns[key], 1)
 
@@ -490,7 +490,7 @@ def _locked(root: Path) -> Iterator[None]:
                 stack.enter_context(locked(root, "folder"))
             except ConfigError:
                 raise DatasetBusyError(
-                    f"another process is writing to {root}; write a dataset per process and merge "
-                    "them."
+                    f"another process is writing to {root}; write a dataset per "
+                    "process and merge them."
                 ) from None
         yield

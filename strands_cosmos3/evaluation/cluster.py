@@ -67,8 +67,8 @@ _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_S = 10.0
 _RAY_ADDRESS = "RAY_ADDRESS"  # of itself, Ray joins the cluster that it names
 _START = (
-    "Start a cluster there with `ray start --head`, or leave the address out to run on this "
-    "machine."
+    "Start a cluster there with `ray start --head`, or leave the address out "
+    "to run on this machine."
 )
 _HTTP2_SETTINGS = b"\x04"  # type of the frame that both ends send first
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _HTTP2_SETTINGS + bytes(5)

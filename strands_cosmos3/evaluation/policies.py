@@ -237,8 +237,8 @@ def load_policy(name: str) -> Any:
         policy = _factory(name)()
     if not hasattr(policy, "get_actions_sync"):
         raise ConfigError(
-            f"policy {name!r} is a {type(policy).__name__} without get_actions_sync(observation, "
-            "instruction)."
+            f"policy {name!r} is a {type(policy).__name__} without "
+            "get_actions_sync(observation, instruction)."
         )
     return policy
 

@@ -76,8 +76,8 @@ class Topology:
         if left:
             raise ConfigError(
                 f"num_gpus={self.num_gpus} does not divide into replicas of tp={self.tp_size} x "
-                f"cfg={self.cfg_size} = {self.ranks_per_replica}; {left} would stay idle. "
-                f"{self._remedy()}"
+                f"cfg={self.cfg_size} = {self.ranks_per_replica}; {left} would stay "
+                f"idle. {self._remedy()}"
             )
         if self.num_gpus and self.total_shard not in (None, replicas):
             raise ConfigError(
@@ -212,8 +212,8 @@ class Settings:
             text = condition.policy.text
             if text in REWORDINGS and text not in world.rewordings:
                 raise ConfigError(
-                    f"condition {condition.name!r}: world {world.name!r} has no {text} "
-                    "instructions."
+                    f"condition {condition.name!r}: world {world.name!r} has "
+                    f"no {text} instructions."
                 )
             world.check_variation(condition.world, self.robot)
             world.check_run(self.run_options(condition))
@@ -264,8 +264,8 @@ class Settings:
             )
         if self.clips and policy.backend != "native":
             raise ConfigError(
-                f"clips={self.clips}: dynamics are evaluated with backend 'native', not with "
-                f"{policy.backend!r}."
+                f"clips={self.clips}: dynamics are evaluated with backend 'native', not "
+                f"with {policy.backend!r}."
             )
         for condition in self.conditions:
             if condition.policy.images == "blank" and policy.backend == "scripted":
@@ -275,8 +275,8 @@ class Settings:
                 )
             if condition.policy.num_steps is not None and policy.backend not in MODEL_BACKENDS:
                 raise ConfigError(
-                    f"condition {condition.name!r}: {policy.backend!r} has no denoising steps to "
-                    "set."
+                    f"condition {condition.name!r}: {policy.backend!r} has no "
+                    "denoising steps to set."
                 )
         if policy.backend != "python":
             robot = self.robot or world.robots[0]
@@ -463,8 +463,8 @@ def _names(value: Any, option: str) -> tuple[str, ...]:
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
-            f"{option} are names, separated by commas on the command line and a list in TOML; got "
-            f"{value!r}."
+            f"{option} are names, separated by commas on the command line and a list "
+            f"in TOML; got {value!r}."
         )
     return tuple(name.strip() for name in names)
 

@@ -215,8 +215,8 @@ def notices_of(report: Mapping[str, Any]) -> Iterator[str]:
         )
     if report["hung"]:
         yield (
-            "Counted as failures because they exceeded the time limit: "
-            f"{', '.join(report['hung'])}."
+            "Counted as failures because they exceeded the time "
+            f"limit: {', '.join(report['hung'])}."
         )
     if report["given_up"]:
         yield f"Given up because their process died repeatedly: {', '.join(report['given_up'])}."

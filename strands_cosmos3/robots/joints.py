@@ -188,8 +188,8 @@ class JointLimits:
         """Raise an error with a remedy unless rows [T, n] command every joint inside its range."""
         if q_rad.shape[1] != len(self.q_min):
             raise error(
-                f"the rows have {q_rad.shape[1]} joints, but the arm has {len(self.q_min)}; "
-                f"{remedy}"
+                f"the rows have {q_rad.shape[1]} joints, but the arm has "
+                f"{len(self.q_min)}; {remedy}"
             )
         inside = (q_rad >= self.q_min) & (q_rad <= self.q_max)
         for row in np.flatnonzero(~inside.all(axis=1))[:1]:

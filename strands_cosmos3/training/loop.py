@@ -368,6 +368,6 @@ def require_tensorboard() -> None:
     """Raise MissingDependencyError if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise MissingDependencyError(
-            f"TensorBoard's curves need tensorboard: {pip_command(['train'])}, or train with "
-            "--no-tensorboard."
+            f"TensorBoard's curves need tensorboard: {pip_command(['train'])}, or train "
+            "with --no-tensorboard."
         )
