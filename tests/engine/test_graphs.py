@@ -12,7 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from helpers.cosmos3_oracle import Case, engine, request
+from helpers.cosmos3_oracle import Case, request
+from helpers.parity import reference, reference_of
 from strands_cosmos3.engine.engine import Cosmos3Engine, Stopwatch
 from strands_cosmos3.engine.graphs import Graphs
 from strands_cosmos3.engine.options import EngineOptions
@@ -102,9 +103,9 @@ def variants(folder):
     return [*cases, replace(asked, neg_text_ids=longer), replace(asked, guidance_scale=1.0)]
 
 
-def same(found, expected, tolerance=0.0):
+def same(found, expected):
     names = [name for name in ("action", "video") if name in expected]
-    assert all((found[name] - expected[name]).abs().max() <= tolerance for name in names)
+    assert all(torch.equal(found[name], expected[name]) for name in names)
 
 
 def test_replays_give_the_same_bits(graphed, checkpoints):
@@ -219,18 +220,20 @@ def test_times_are_those_of_the_engines_device(monkeypatch):
 )
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 def test_inductors_code_gives_the_same_actions(kind, checkpoints):
-    """With and without guidance, for prompts and chunks of several lengths, and in a batch."""
-    plain = Cosmos3Engine.from_pretrained(checkpoints[kind], dtype=torch.float32)
+    """With and without guidance, for prompts and chunks of several lengths, and in a batch: as near to
+    float64 as helpers/parity.py says.
+    """
     options = EngineOptions(compile=True)
     with Cosmos3Engine.from_pretrained(
         checkpoints[kind], dtype=torch.float32, options=options
     ) as model:
         cases = variants(checkpoints[kind])
-        for one in cases:
-            same(model.step(one), plain.step(one), 1e-5)
-        found, expected = (engine.step_batch(cases[:1] + cases[3:4]) for engine in (model, plain))
-        for one, two in zip(found, expected, strict=True):
-            same(one, two, 1e-5)
+        known = [reference(checkpoints[kind], one) for one in cases]
+        for one, expected in zip(cases, known, strict=True):
+            assert expected.share(model.step(one)) <= 1
+        found = model.step_batch(cases[:1] + cases[3:4])
+        for one, expected in zip(found, known[:1] + known[3:4], strict=True):
+            assert expected.share(one) <= 1
 
 
 def test_compile_asks_for_inductors_code_of_the_layers(checkpoints, monkeypatch):
@@ -239,8 +242,8 @@ def test_compile_asks_for_inductors_code_of_the_layers(checkpoints, monkeypatch)
     model = Cosmos3Engine.from_pretrained(checkpoints["silu"], options=EngineOptions(compile=True))
     expected = {"fullgraph": True, "dynamic": True, "backend": "inductor"}
     assert asked == [expected] * (len(model.transformer.generation.layers) - 1)
-    one = request(Case(checkpoints["silu"], steps=1))
-    same(model.step(one), engine(checkpoints["silu"], torch.float32).step(one), 5e-5)
+    case = Case(checkpoints["silu"], steps=1)
+    assert reference_of(case).share(model.step(request(case))) <= 1
 
 
 def test_options_are_checked_before_anything_is_loaded():

@@ -1,11 +1,16 @@
-"""The VAE against diffusers' ``AutoencoderKLWan``: the same names, latents and pixels."""
+"""The VAE against diffusers' ``AutoencoderKLWan``: the same names, and latents and pixels as near to
+those in float64 as helpers/parity.py says.
+"""
 
+import copy
 import re
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
 
+from helpers.cosmos3_oracle import without_float32
+from helpers.parity import share
 from recipes.random_checkpoint import fresh_vae
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
@@ -34,41 +39,52 @@ def pair_of(config):
                 parameter.copy_(1 + 0.3 * torch.randn(parameter.shape))
     ours = WanAutoencoder(WanConfig.from_dict(stock.config)).eval()
     ours.load_state_dict(stock.state_dict())  # strict: the released names, all of them
-    return stock, ours
+    exact = copy.deepcopy(stock).double()
+    without_float32(exact)
+    return stock, ours, exact
+
+
+def share_of_latents(pair, pixels):
+    stock, ours, exact = pair
+    with torch.no_grad():
+        wanted, peer = (
+            model.encode(x).latent_dist.mode()
+            for model, x in ((exact, pixels.double()), (stock, pixels))
+        )
+        return share(ours.encode(pixels), wanted, peer)
+
+
+def share_of_pixels(pair, latents):
+    stock, ours, exact = pair
+    with torch.no_grad():
+        wanted, peer = exact.decode(latents.double()).sample, stock.decode(latents).sample
+        return share(ours.decode(latents), wanted, peer)
 
 
 @pytest.mark.parametrize("frames", [1, 5, 7, 9])
 def test_latents_and_pixels_are_diffusers(pair, frames):
     """Seven frames are one and four: the rest is dropped by both."""
-    stock, ours = pair
     drawing = torch.Generator().manual_seed(frames)
     pixels = torch.rand(2, 3, frames, 32, 48, generator=drawing) * 2 - 1
+    assert share_of_latents(pair, pixels) <= 1
     with torch.no_grad():
-        expected, found = stock.encode(pixels).latent_dist.mode(), ours.encode(pixels)
-        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
-        torch.testing.assert_close(
-            ours.decode(expected), stock.decode(expected).sample, rtol=0, atol=2e-5
-        )
+        latents = pair[0].encode(pixels).latent_dist.mode()
+    assert share_of_pixels(pair, latents) <= 1
 
 
 def test_loud_latents(pair):
-    stock, ours = pair
-    channels = stock.config.z_dim
+    channels = pair[0].config.z_dim
     loud = 50 * torch.randn(2, channels, 1, 2, 3, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(ours.decode(loud), stock.decode(loud).sample, rtol=0, atol=2e-4)
+    assert share_of_pixels(pair, loud) <= 1
 
 
 def test_shortcuts_that_lengthen_and_narrow(small):
     """Not so in the released VAE: a block of the decoder that makes two frames of one also
     halves the channels.
     """
-    stock, ours = pair_of({**small, "temperal_downsample": [True, True, False]})
+    pair = pair_of({**small, "temperal_downsample": [True, True, False]})
     latents = torch.randn(1, 16, 2, 3, 5, generator=torch.Generator().manual_seed(6))
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ours.decode(latents), stock.decode(latents).sample, rtol=0, atol=2e-5
-        )
+    assert share_of_pixels(pair, latents) <= 1
 
 
 def test_in_bfloat16_every_bit_is_the_same():

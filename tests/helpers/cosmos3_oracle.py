@@ -73,16 +73,17 @@ def pipeline(folder: Any, dtype: torch.dtype) -> Cosmos3OmniPipeline:
     pipe.set_progress_bar_config(disable=True)
     pipe.vae.encode = _remembered(pipe.vae, Path(folder))
     if dtype is torch.float64:
-        _without_float32(pipe)
+        pipe.transformer.time_embedder.double()  # which stays in float32 by default
+        without_float32(pipe.transformer)
+        without_float32(pipe.vae)
     return pipe
 
 
-def _without_float32(pipe: Cosmos3OmniPipeline) -> None:
-    """Replace what diffusers computes in float32 whatever its inputs are: the time embedding, norms
-    of the transformer, and copies of pixels in the decoder.
+def without_float32(model: torch.nn.Module) -> None:
+    """Replace what diffusers computes in float32 whatever its inputs are: norms of the transformer,
+    and copies of pixels in the decoder.
     """
-    pipe.transformer.time_embedder.double()
-    for module in (*pipe.transformer.modules(), *pipe.vae.modules()):
+    for module in model.modules():
         if isinstance(module, (RMSNorm, Cosmos3NemotronRMSNorm)):
             module.forward = partial(_norm, module)
         elif isinstance(module, WanUpsample):

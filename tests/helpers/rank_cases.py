@@ -89,26 +89,24 @@ def step(asked, **which):
     return found
 
 
+def clip_and_latents(columns, frames):
+    """A clip to encode and latents to decode, of as many columns of latents."""
+    clip = torch.rand(
+        (1, 3, frames, 16 * ROWS, 16 * columns), generator=torch.Generator().manual_seed(columns)
+    )
+    shape = 1, 16, (frames - 1) // 4 + 1, ROWS, columns
+    given = torch.randn(shape, generator=torch.Generator().manual_seed(columns))
+    return clip * 2 - 1, given
+
+
 def encode_decode(widths, frames, split="exact", **which):
     """For each width: latents of a clip everywhere, pixels of those latents where they are kept."""
     vae = engine(split=split, **which).vae
     found = []
     with torch.inference_mode():
         for columns in widths:
-            clip = (
-                torch.rand(
-                    1,
-                    3,
-                    frames,
-                    16 * ROWS,
-                    16 * columns,
-                    generator=torch.Generator().manual_seed(columns),
-                )
-                * 2
-                - 1
-            )
+            clip, given = clip_and_latents(columns, frames)
             latents = vae.encode(clip)
-            given = torch.randn(latents.shape, generator=torch.Generator().manual_seed(columns))
             pixels = vae.decode(given)
             found.append((latents.numpy(), None if pixels is None else pixels.numpy()))
     return found

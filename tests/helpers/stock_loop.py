@@ -83,13 +83,24 @@ def stock_pixels(
     folder: Any, video: torch.Tensor, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
     """Pixels [1, 3, frames, height, width] in [0, 1] of video latents."""
+    return ((stock_decoded(folder, video, dtype) + 1) / 2).clamp(0, 1)
+
+
+@torch.no_grad()
+def stock_encoded(folder: Any, pixels: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Normalised latents of pixels in [-1, 1]."""
+    return pipeline(folder, dtype)._encode_video(pixels.to(dtype))
+
+
+@torch.no_grad()
+def stock_decoded(folder: Any, latents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Pixels around [-1, 1], not clipped, of normalised latents."""
     vae = pipeline(folder, dtype).vae
     mean, std = (
-        torch.tensor(values).view(1, -1, 1, 1, 1)
+        torch.tensor(values).view(1, -1, 1, 1, 1).to(dtype)
         for values in (vae.config.latents_mean, vae.config.latents_std)
     )
-    latents = video.to(dtype) * std.to(dtype) + mean.to(dtype)
-    return ((vae.decode(latents).sample + 1) / 2).clamp(0, 1)
+    return vae.decode(latents.to(dtype) * std + mean).sample
 
 
 def _schedulers(pipe: Any, asked: Any) -> tuple[Any, Any]:
