@@ -25,6 +25,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request
@@ -110,6 +111,19 @@ def reference_of(case: Case) -> Reference:
     return Reference(dict(zip(("video", "action"), exact, strict=True)), peer)
 
 
+def asked_of(engine: Any, patch: pytest.MonkeyPatch) -> list[Any]:
+    """The requests that an engine, or every engine of a class, gets from now on."""
+    asked: list[Any] = []
+    original = engine.step_batch
+
+    def step_batch(*arguments: Any, **options: Any) -> Any:
+        asked.extend(arguments[isinstance(engine, type)])
+        return original(*arguments, **options)
+
+    patch.setattr(engine, "step_batch", step_batch)
+    return asked
+
+
 def case_share(case: Case, **changes: Any) -> float:
     """The share of the engine's answer to a case; ``changes`` replace fields of its request."""
     asked = replace(request(case), **changes)
@@ -139,4 +153,17 @@ def sequence_of(folder: Any, asked: Any, state_rows: int = 0) -> Sequence:
     clean = range(asked.video_shape[0]) if asked.mode == "inverse_dynamics" else (0,)
     if asked.cond_frame_indexes is not None:
         clean = asked.cond_frame_indexes
-    return Sequence(replace(asked, **noise), state_rows, tuple(clean), given)
+    prompts = {
+        "text_ids": _seen(asked.text_ids, asked.text_mask),
+        "neg_text_ids": _seen(asked.neg_text_ids, asked.neg_text_mask),
+        "text_mask": None,
+        "neg_text_mask": None,
+    }
+    return Sequence(replace(asked, **prompts, **noise), state_rows, tuple(clean), given)
+
+
+def _seen(ids: torch.Tensor | None, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The ids of a prompt that count, [n]."""
+    if ids is None:
+        return None
+    return ids.flatten() if mask is None else ids.flatten()[mask.flatten() > 0]
