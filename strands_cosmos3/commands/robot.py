@@ -95,7 +95,7 @@ def _check(path: Path) -> int:
     from strands_cosmos3.embodiments import get_embodiment
     from strands_cosmos3.robots.actuators import actuators_of
     from strands_cosmos3.robots.catalogue import get_robot
-    from strands_cosmos3.robots.drive_check import drive_faults, drive_joints
+    from strands_cosmos3.robots.drive_check import drive_faults, drive_joints, gripper_faults
     from strands_cosmos3.robots.model import has_frame, left_out, load_robot
     from strands_cosmos3.sim.scene_builder import scene_gaps
     from strands_cosmos3.worlds.table.scene import TableScene
@@ -109,7 +109,7 @@ def _check(path: Path) -> int:
     try:
         drives = drive_joints(robot)
         lines += [str(drive) for drive in drives if drive.follows]
-        faults = drive_faults(robot, drives)
+        faults = drive_faults(drives) + gripper_faults(robot)
         if not gaps:
             TableScene(robot=robot)
     except (ConfigError, InputError) as error:

@@ -11,6 +11,7 @@ Legend: R rows, P pairs, nq the model's configuration.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.collision import CollisionOutcome, CollisionReport
-from strands_cosmos3.robots.model import joints_to
+from strands_cosmos3.robots.model import data_at, joints_to
 
 CLEARANCE_M = 0.001  # a row collides if two bodies come closer
 _KEPT_M = 0.005  # distance that a solution around a collision keeps
@@ -81,15 +82,10 @@ class CollisionCheck:
         """The pairs without links that overlap wherever the arm is: coarse shapes do, about a
         joint.
         """
-        model = self.model
-        low, high = np.where(
-            model.jnt_limited[joints, None] > 0, model.jnt_range[joints], (-np.pi, np.pi)
-        ).T
-        roots = model.body_rootid[model.geom_bodyid[pairs]]
+        roots = self.model.body_rootid[self.model.geom_bodyid[pairs]]
         overlap = roots[:, 0] == roots[:, 1]
-        for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(joints))):
-            self._data.qpos[model.jnt_qposadr[joints]] = angles
-            mujoco.mj_kinematics(model, self._data)
+        for data in anywhere(self.model, joints):
+            self._data = data
             overlap[overlap] = [self._distance(a, b) < 0 for a, b in pairs[overlap]]
         return pairs[~overlap]
 
@@ -200,6 +196,15 @@ class CollisionCheck:
         body = int(self.model.geom_bodyid[geom])
         name = self.model.body(body).name if body else self.model.geom(geom).name
         return name or (f"body {body}" if body else f"geom {geom}")
+
+
+def anywhere(model: mujoco.MjModel, joints: list[int]) -> Iterator[mujoco.MjData]:
+    """Yield the kinematics of a model with joints (ids) at random angles of their ranges."""
+    low, high = np.where(
+        model.jnt_limited[joints, None] > 0, model.jnt_range[joints], (-np.pi, np.pi)
+    ).T
+    for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(joints))):
+        yield data_at(model, joints, angles)
 
 
 def _least(at_start: F64) -> F64:

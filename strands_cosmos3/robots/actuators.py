@@ -25,8 +25,12 @@ from strands_cosmos3.errors import ConfigError
 JOINT_DRIVES = (mjtTrn.mjTRN_JOINT, mjtTrn.mjTRN_JOINTINPARENT)
 """Transmissions of actuators that act on a joint directly."""
 _FILTERS = (mjtDyn.mjDYN_FILTER, mjtDyn.mjDYN_FILTEREXACT)
-_GEOM_WRAPS = (mujoco.mjtWrap.mjWRAP_SPHERE, mujoco.mjtWrap.mjWRAP_CYLINDER)
 _POSITION_INPUT = 1  # of a PID's inputs, as bits
+_RESISTING = (
+    *("jnt_stiffness", "jnt_stiffnesspoly", "tendon_stiffness", "tendon_stiffnesspoly"),
+    *("dof_dampingpoly", "tendon_damping", "tendon_dampingpoly"),
+    *("actuator_damping", "actuator_dampingpoly"),
+)
 _LEAST = 1e-10  # of stiffness, gear and gain
 
 
@@ -192,7 +196,7 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
     if model.actuator_actlimited[actuator] and dynamics in _FILTERS:
         return "its activation is limited (actrange)"
     if delay_s > 0:
-        return f"its control is delayed by {delay_s:g} s"
+        return f"its control is delayed by {delay_s:g} s, which the model must not state"
     pid = bool(_is_pid(model, np.array([actuator]))[0])
     if pid and not model.actuator_ctrlspec[actuator] & _POSITION_INPUT:
         return "it takes no position"
@@ -211,9 +215,10 @@ def servo_fault(model: mujoco.MjModel, actuator: int) -> str | None:
     if abs(gear[0]) < _LEAST or (abs(gain[0]) < _LEAST and not pid):
         return "its control has no effect"
     joint = int(model.actuator_trnid[actuator, 0])
-    for rival in direct_actuators(model, joint):
+    for rival in actuators_of(model):
         # it may pull at the joint even at a control of zero
-        if rival != actuator and model.actuator_biastype[rival] != mjtBias.mjBIAS_NONE:
+        pulls = rival != actuator and model.actuator_biastype[rival] != mjtBias.mjBIAS_NONE
+        if pulls and joint in driven_joints(model, rival):
             return f"the actuator {model.actuator(rival).name!r} pulls at the same joint"
     return _coupling(model, joint)
 
@@ -234,51 +239,20 @@ def _coupling(model: mujoco.MjModel, joint: int) -> str | None:
     return None
 
 
-def resists(model: mujoco.MjModel, joints: Sequence[int]) -> bool:
-    """Whether springs, or damping that is not linear, act on one of the joints (ids)."""
-    dofs = model.jnt_dofadr[list(joints)]
-    tendons = [t for t in range(model.ntendon) if {*tendon_joints(model, t)} & {*joints}]
-    driving = np.isin(model.actuator_trnid[:, 0], list(joints)) & np.isin(
-        model.actuator_trntype, JOINT_DRIVES
-    )
-    return any(
-        bool(getattr(model, name)[rows].any())
-        for name, rows in (
-            ("jnt_stiffness", list(joints)),
-            ("jnt_stiffnesspoly", list(joints)),
-            ("dof_dampingpoly", dofs),
-            ("actuator_damping", driving),
-            ("actuator_dampingpoly", driving),
-            ("tendon_stiffness", tendons),
-            ("tendon_stiffnesspoly", tendons),
-            ("tendon_damping", tendons),
-            ("tendon_dampingpoly", tendons),
-        )
-        if hasattr(model, name)  # MuJoCo before 4.0 has no polynomials
-    )
+def resists(model: mujoco.MjModel) -> bool:
+    """Whether there are springs, or damping other than the joints' linear one."""
+    # MuJoCo before 4.0 has no polynomials, and no damping of actuators
+    return any(np.any(getattr(model, name, 0.0)) for name in _RESISTING)
 
 
-def tendon_joints(model: mujoco.MjModel, tendon: int) -> list[int]:
-    """Return the ids of the joints that change a tendon's length."""
-    first = int(model.tendon_adr[tendon])
-    path = slice(first, first + int(model.tendon_num[tendon]))
-    kinds = model.wrap_type[path]
-    ids = model.wrap_objid[path]
-    of_joints: list[int] = ids[kinds == mujoco.mjtWrap.mjWRAP_JOINT].tolist()
-    bodies = {
-        *model.site_bodyid[ids[kinds == mujoco.mjtWrap.mjWRAP_SITE]].tolist(),
-        *model.geom_bodyid[ids[np.isin(kinds, _GEOM_WRAPS)]].tolist(),
-    }
-    moved = [joints_above(model, body) for body in bodies]
-    between = set().union(*moved).difference(set[int]().union(*moved[:1]).intersection(*moved[1:]))
-    return [*of_joints, *sorted(between)]
-
-
-def joints_above(model: mujoco.MjModel, body: int) -> set[int]:
-    """Return the ids of the joints that move a body."""
-    joints: set[int] = set()
-    while body > 0:
-        first = int(model.body_jntadr[body])
-        joints |= {*range(first, first + int(model.body_jntnum[body]))}
-        body = int(model.body_parentid[body])
-    return joints
+def driven_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
+    """Return the ids of the joints that an actuator drives, directly or through a tendon."""
+    kind = int(model.actuator_trntype[actuator])
+    target = int(model.actuator_trnid[actuator, 0])
+    if kind in JOINT_DRIVES:
+        return [target]
+    if kind != mujoco.mjtTrn.mjTRN_TENDON:
+        return []
+    path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
+    of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
+    return model.wrap_objid[path][of_joints].tolist()

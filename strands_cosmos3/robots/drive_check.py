@@ -8,8 +8,6 @@ shows with either feed-forward how they disturb each other.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from math import inf, pi
@@ -58,7 +56,11 @@ LEAST_GRIP = 0.5
 """Share of a gripper's way that the fingers cover when it closes for :data:`GRIP_S`."""
 _ROOM = 0.9  # share of the way to a joint's end
 _DIVERGED = 1e3  # rad or m off
-_REMEDY = "Raise its gains (kp, kd) or its range of force, or remove from the model what holds it."
+_TOGETHER = 0.25  # share of a joint's motions, when all move
+_REMEDY = (
+    "Raise the gains (kp, kd) or the ranges of force of what does not follow, or remove from the "
+    "model what holds it."
+)
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,12 @@ class JointDrive:
         )
 
 
-_found: dict[str, list[str]] = {}  # faults by a robot's and its model's digest
+_found: dict[str, list[str]] = {}  # faults, by the digest of a robot and its compiled model
 
 
 def require_following(robot: RobotSpec, arm: str | Path | None = None) -> None:
-    """Drive a robot that is not of this package, and raise ConfigError unless all joints and
-    grippers follow. What was found of a model is remembered while the process lives.
+    """Drive a robot, unless it is one of this package, and raise ConfigError if a joint or a
+    gripper does not follow. What was found is remembered while the process lives.
 
     Args:
         arm: Another model of the robot, as for :func:`~strands_cosmos3.robots.model.load_robot`.
@@ -117,32 +119,23 @@ def require_following(robot: RobotSpec, arm: str | Path | None = None) -> None:
         mujoco.mj_saveModel(model, None, compiled)
         key = sha256(compiled.tobytes() + repr(robot).encode()).hexdigest()
         if key not in _found:
-            drives = drive_joints(robot, arm)
-            _found[key] = drive_faults(robot, drives, arm)
+            _found[key] = drive_faults(drive_joints(robot, arm)) + gripper_faults(robot, arm)
         if faults := _found[key]:
             raise ConfigError(
                 f"robot {robot.name!r} does not move as commanded. {' '.join(faults)}"
             )
 
 
-def drive_faults(
-    robot: RobotSpec, drives: list[JointDrive], arm: str | Path | None = None
-) -> list[str]:
-    """Return a sentence on each joint that does not follow, alone or with the others, and on each
-    gripper.
-    """
-    faults = [f"{drive}. {_REMEDY}" for drive in drives if not drive.follows]
-    model = load_robot(robot, simulated=True, arm=arm)
-    servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
-    for feed_forward in (FeedForward.VELOCITY, FeedForward.COMPUTED_TORQUE):
-        if fault := _drive_together(model, servo, robot, feed_forward):
-            faults.append(f"{fault}. {_REMEDY}")
-    return faults + gripper_faults(robot, arm)
+def drive_faults(drives: list[JointDrive]) -> list[str]:
+    """Return a sentence on each drive that does not follow, and what to do about them."""
+    faults = [f"{drive}." for drive in drives if not drive.follows]
+    return [*faults, _REMEDY] if faults else []
 
 
 def drive_joints(robot: RobotSpec, arm: str | Path | None = None) -> list[JointDrive]:
     """Move each joint in turn from home, by :data:`STEP_RAD` towards the middle of its range, then
-    by :data:`FAR_RAD` to both sides, and return what was measured.
+    by :data:`FAR_RAD` to both sides; then all joints at once, with either feed-forward, a quarter
+    as far; and return what was measured.
 
     The model is the robot's own, with a scene's physics; its servos are commanded as in a scene. In
     the larger motion nothing touches. ``arm`` is another model, as for ``load_robot``.
@@ -154,26 +147,22 @@ def drive_joints(robot: RobotSpec, arm: str | Path | None = None) -> list[JointD
     require_servos(model, robot)
     robot.require_independent("driving its joints")
     servo = JointServo(model, NO_COMPENSATION, *robot.limbs)
-    limits = _limits(model, robot)
-    drives = [_drive(model, servo, robot, limits, joint) for joint in range(servo.n)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", LimitsAssumedWarning)
+        limits = all_limits(model, robot)
+    check = _Check(model, servo, robot, limits)
+    drives = [
+        check.drive(name, moving)
+        for name, moving in zip(robot.joints, np.eye(servo.n), strict=True)
+    ]
     sum_m = sum(drive.hand_error_m for drive in drives)
     # else those are named that have more than half of the mean
     allowed_m = inf if sum_m <= LARGEST_HAND_ERROR_M else sum_m / (2 * servo.n)
-    return [replace(drive, allowed_error_m=allowed_m) for drive in drives]
-
-
-def _limits(model: mujoco.MjModel, robot: RobotSpec) -> JointLimits:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", LimitsAssumedWarning)
-        return all_limits(model, robot)
-
-
-@contextmanager
-def _without_contacts(model: mujoco.MjModel) -> Iterator[None]:
-    flags = model.opt.disableflags
-    model.opt.disableflags |= mujoco.mjtDisableBit.mjDSBL_CONTACT
-    yield
-    model.opt.disableflags = flags
+    together = np.full(servo.n, _TOGETHER)
+    return [replace(drive, allowed_error_m=allowed_m) for drive in drives] + [
+        check.drive(f"all joints, {feed_forward.value}", together, feed_forward)
+        for feed_forward in (FeedForward.VELOCITY, FeedForward.COMPUTED_TORQUE)
+    ]
 
 
 def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]:
@@ -187,12 +176,9 @@ def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]
     for limb in robot.limbs:
         if (gripper := limb.gripper) is None:
             continue
-        data = mujoco.MjData(model)
-        data.qpos[servo.q_address] = robot.home_rad
-        servo.hold(data, robot.home_rad)
+        data = _at_home(model, servo, robot)
         address = control_address(model, [model.actuator(gripper.actuator).id])
         fingers = model.jnt_qposadr[joint_ids(model, gripper.joints)]
-        data.qpos[fingers] = gripper.opening.open_value
         ends: list[float] = []
         for fraction in (1.0, 0.0):
             data.ctrl[address] = gripper.command.from_fraction(fraction)
@@ -208,75 +194,102 @@ def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]
     return faults
 
 
-def _drive(
-    model: mujoco.MjModel, servo: JointServo, robot: RobotSpec, limits: JointLimits, joint: int
-) -> JointDrive:
-    name, home = robot.joints[joint], robot.home_rad
-    lever_m = _levers(model, robot)
-    alone = np.eye(servo.n)[joint]
-    unit, step, far = "rad", STEP_RAD, FAR_RAD
-    if model.joint(name).type[0] == mujoco.mjtJoint.mjJNT_SLIDE:
-        unit, step, far = "m", STEP_M, FAR_M
-    below = home[joint] - limits.q_min[joint]
-    above = limits.q_max[joint] - home[joint]
-    commanded = step if above >= below else -step
-    near = _motion(home, np.outer([commanded], alone), MOVE_S, model.opt.timestep)
-    measured = _follow(model, servo, near, FeedForward.VELOCITY)
-    error = _errors(measured, near)
-    ends = [min(far, _ROOM * above), -min(far, _ROOM * below), 0.0]
-    longest = ends[0] - ends[1]
-    move_s = max(
-        FAR_S * longest / (2 * far),
-        lever_m[joint] * longest / HAND_M_S,
-        pi / 2 * longest / limits.velocity[joint],
-    )
-    wide = _motion(home, np.outer(ends, alone), move_s, model.opt.timestep)
-    with _without_contacts(model):
-        far_error = _errors(_follow(model, servo, wide, FeedForward.VELOCITY), wide)
-    hand_m = float((far_error @ lever_m).mean())
-    worst = robot.joints[int(error.max(axis=0).argmax())]
-    moved = float(measured[-1, joint] - home[joint])
-    return JointDrive(name, commanded, moved, float(error.max()), worst, hand_m, 0.0, unit)
+def _at_home(model: mujoco.MjModel, servo: JointServo, robot: RobotSpec) -> mujoco.MjData:
+    """The state in which an episode begins: at home, with open grippers."""
+    data = mujoco.MjData(model)
+    data.qpos[servo.q_address] = robot.home_rad
+    servo.hold(data, robot.home_rad)
+    for gripper in filter(None, (limb.gripper for limb in robot.limbs)):
+        data.qpos[model.jnt_qposadr[joint_ids(model, gripper.joints)]] = gripper.opening.open_value
+        address = control_address(model, [model.actuator(gripper.actuator).id])
+        data.ctrl[address] = gripper.command.open_value
+    return data
 
 
-def _drive_together(
-    model: mujoco.MjModel,
-    servo: JointServo,
-    robot: RobotSpec,
-    feed_forward: FeedForward,
-) -> str | None:
-    """Move all joints at once, as a task does, and say whether the hands do not follow."""
-    limits = _limits(model, robot)
-    home = robot.home_rad
-    lever_m = _levers(model, robot)
-    slides = model.jnt_type[joint_ids(model, robot.joints)] == mujoco.mjtJoint.mjJNT_SLIDE
-    most = np.where(slides, FAR_M, FAR_RAD) / 4
-    above = np.minimum(most, _ROOM * (limits.q_max - home))
-    below = -np.minimum(most, _ROOM * (home - limits.q_min))
-    # neighbours go the same way, then opposite ways
-    odd = np.arange(servo.n) % 2 == 1
-    at_home = np.zeros(servo.n)
-    ends = np.stack(
-        (above, np.where(odd, above, below), below, np.where(odd, below, above), at_home)
-    )
-    legs = np.abs(np.diff(ends, axis=0, prepend=at_home[None]))
-    move_s = max(
-        float((legs @ lever_m).max()) / (len(robot.limbs) * HAND_M_S),
-        float((pi / 2 * legs / limits.velocity).max()),
-    )
-    motion = _motion(home, ends, move_s, model.opt.timestep)
-    with _without_contacts(model):
-        error = _errors(_follow(model, servo, motion, feed_forward), motion)
-    by_joint_m = error.mean(axis=0) * lever_m
-    hand_m = float(by_joint_m.sum())
-    if hand_m <= LARGEST_HAND_ERROR_M:
-        return None
-    worst = int(by_joint_m.argmax())
-    return (
-        f"{robot.joints[worst]} does not follow with the feed-forward {feed_forward.value!r}: the "
-        f"hand was {1e3 * hand_m:.2f} mm off its reference while all joints moved, "
-        f"{1e3 * by_joint_m[worst]:.2f} mm by this joint"
-    )
+@dataclass(frozen=True, eq=False)
+class _Check:
+    model: mujoco.MjModel
+    servo: JointServo
+    robot: RobotSpec
+    limits: JointLimits
+
+    def drive(
+        self, name: str, moving: F64, feed_forward: FeedForward = FeedForward.VELOCITY
+    ) -> JointDrive:
+        """Move joints, each by its share ``moving`` [n] of a joint's motions."""
+        model, home = self.model, self.robot.home_rad
+        lever_m = _levers(model, self.robot)
+        slides = model.jnt_type[joint_ids(model, self.robot.joints)] == mujoco.mjtJoint.mjJNT_SLIDE
+        below = home - self.limits.q_min
+        above = self.limits.q_max - home
+        towards = np.where(above >= below, 1.0, -1.0) * (moving > 0)
+        step = np.where(slides, STEP_M, STEP_RAD) * towards
+        error, moved = self._follow(step[None], MOVE_S, feed_forward)
+        far = np.where(slides, FAR_M, FAR_RAD)
+        up = moving * np.minimum(far, _ROOM * above)
+        down = moving * -np.minimum(far, _ROOM * below)
+        longest = up - down
+        move_s = max(
+            (FAR_S * longest / (2 * far)).max(),
+            (lever_m @ longest) / HAND_M_S,
+            (pi / 2 * longest / self.limits.velocity).max(),
+        )
+        model.opt.disableflags ^= mujoco.mjtDisableBit.mjDSBL_CONTACT
+        ends = np.stack((up, down, np.zeros_like(up)))
+        far_error, _ = self._follow(ends, move_s, feed_forward)
+        model.opt.disableflags ^= mujoco.mjtDisableBit.mjDSBL_CONTACT
+        hand_m = float((far_error @ lever_m).mean())
+        worst = int(error.max(axis=0).argmax())
+        shown = int(moving.argmax()) if moving.max() == 1 else worst
+        return JointDrive(
+            name,
+            float(step[shown]),
+            float(moved[shown]),
+            float(error.max()),
+            self.robot.joints[worst],
+            hand_m,
+            LARGEST_HAND_ERROR_M,
+            "m" if slides[shown] else "rad",
+        )
+
+    def _follow(self, ends: F64, move_s: float, feed_forward: FeedForward) -> tuple[F64, F64]:
+        """Command joints from home to ``ends`` [L, n] beside it, one after the other, and rest
+        there; return their distances [M, n] from their references, and how far they are at last.
+        """
+        servo = self.servo
+        q, qd, qdd = _motion(ends, move_s, self.model.opt.timestep)
+        q += self.robot.home_rad
+        data = _at_home(self.model, servo, self.robot)
+        activation = data.ctrl[servo.law.address].copy()
+        load_nm = servo.load_torque(q[:-1], qd[1:])
+        by_state = feed_forward is FeedForward.COMPUTED_TORQUE
+        ahead = servo.targets(q, qd, qdd, load_nm)
+        measured = np.empty_like(ahead)
+        for row, target in enumerate(ahead):
+            if by_state:
+                mujoco.mj_step1(self.model, data)
+                target = servo.computed_torque(data, q[row], qd[row], qdd[row], load_nm[row])
+            ctrl, activation, _ = servo.controls(target[None], activation)
+            data.ctrl[servo.law.address] = ctrl[0]
+            (mujoco.mj_step2 if by_state else mujoco.mj_step)(self.model, data)
+            measured[row] = data.qpos[servo.q_address]
+        error = np.nan_to_num(np.abs(measured - q[1:]), nan=_DIVERGED)
+        return error, measured[-1] - self.robot.home_rad
+
+
+def _motion(ends: F64, move_s: float, dt_s: float) -> tuple[F64, F64, F64]:
+    """Ways, velocities and accelerations [M, n] from zero to each of ``ends`` [L, n] and a rest."""
+    motion_s = len(ends) * move_s
+    t_s = np.arange(0.0, motion_s + HOLD_S + dt_s / 2, dt_s)
+    leg = np.minimum((t_s / move_s).astype(int), len(ends) - 1)
+    begin = np.vstack((np.zeros_like(ends[0]), ends))
+    half_way = np.diff(begin, axis=0)[leg] / 2
+    # a cosine has bounded acceleration, and begins and ends at rest
+    w = pi / move_s
+    turn = (w * np.minimum(t_s - leg * move_s, move_s))[:, None]
+    moving = half_way * w * (t_s < motion_s + dt_s / 2)[:, None]
+    way = begin[leg] + half_way * (1 - np.cos(turn))
+    return way, moving * np.sin(turn), moving * w * np.cos(turn)
 
 
 def _levers(model: mujoco.MjModel, robot: RobotSpec) -> F64:
@@ -290,51 +303,3 @@ def _levers(model: mujoco.MjModel, robot: RobotSpec) -> F64:
         slides = model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_SLIDE
         levers_m.append(np.where(slides, 1.0, lever_m))
     return np.concatenate(levers_m)
-
-
-def _motion(home: F64, ends: F64, move_s: float, dt_s: float) -> F64:
-    """Angles, velocities and accelerations [3, M, n] from home to each of ``ends`` [L, n] beside
-    it, one after the other, and at rest there.
-    """
-    motion_s = len(ends) * move_s
-    t_s = np.arange(0.0, motion_s + HOLD_S + dt_s / 2, dt_s)
-    leg = np.minimum((t_s / move_s).astype(int), len(ends) - 1)
-    begin = np.vstack((np.zeros_like(home), ends))
-    half_way = np.diff(begin, axis=0)[leg] / 2
-    # a cosine has bounded acceleration, and begins and ends at rest
-    w = pi / move_s
-    turn = (w * np.minimum(t_s - leg * move_s, move_s))[:, None]
-    moving = half_way * w * (t_s < motion_s + dt_s / 2)[:, None]
-    q = home + begin[leg] + half_way * (1 - np.cos(turn))
-    return np.stack((q, moving * np.sin(turn), moving * w * np.cos(turn)))
-
-
-def _follow(
-    model: mujoco.MjModel, servo: JointServo, motion: F64, feed_forward: FeedForward
-) -> F64:
-    """Command references [3, M, n] from rest; return the angles [M - 1, n] after each step."""
-    q, qd, qdd = motion
-    data = mujoco.MjData(model)
-    data.qpos[servo.q_address] = q[0]
-    servo.hold(data, q[0])
-    load_nm = servo.load_torque(q[:-1], qd[1:])
-    activation = data.ctrl[servo.law.address].copy()
-    measured = np.empty_like(q[1:])
-    if feed_forward is FeedForward.VELOCITY:
-        ctrl, _, _ = servo.controls(servo.targets(q, qd, qdd, load_nm), activation)
-    for row in range(len(measured)):
-        if feed_forward is FeedForward.VELOCITY:
-            data.ctrl[servo.law.address] = ctrl[row]
-            mujoco.mj_step(model, data)
-        else:
-            mujoco.mj_step1(model, data)
-            target = servo.computed_torque(data, q[row], qd[row], qdd[row], load_nm[row])
-            ctrl, activation, _ = servo.controls(target[None], activation)
-            data.ctrl[servo.law.address] = ctrl[0]
-            mujoco.mj_step2(model, data)
-        measured[row] = data.qpos[servo.q_address]
-    return measured
-
-
-def _errors(measured: F64, motion: F64) -> F64:
-    return np.nan_to_num(np.abs(measured - motion[0, 1:]), nan=_DIVERGED)

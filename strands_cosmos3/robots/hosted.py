@@ -16,6 +16,7 @@ from strands_cosmos3.robots.actuators import (
     actuators_of,
     control_address,
     direct_actuators,
+    driven_joints,
     position_servos,
     servo_faults,
 )
@@ -23,7 +24,6 @@ from strands_cosmos3.robots.catalogue import PANDA
 from strands_cosmos3.robots.model import (
     bodies_up_from,
     data_at,
-    driven_joints,
     frame_body,
     joint_ids,
     joint_names,

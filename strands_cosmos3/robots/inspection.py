@@ -13,12 +13,12 @@ from strands_cosmos3.robots.actuators import (
     actuators_of,
     control_address,
     direct_actuators,
+    driven_joints,
     servo_faults,
 )
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
     bodies_up_from,
-    driven_joints,
     joint_names,
     joints_to,
     left_out,

@@ -28,8 +28,8 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.actuators import (
-    JOINT_DRIVES,
     control_address,
+    driven_joints,
     position_servos,
     servo_faults,
 )
@@ -567,7 +567,7 @@ def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
             raise ConfigError(
                 f"the actuators {', '.join(reasons)} of limb {limb.name!r} are not position "
                 "servos; give the limb gains (kp, kd), and they become such, or name others that "
-                "act on the joints directly and alone."
+                "act on the joints directly; what else pulls at them has to leave the model."
             )
         low, high = position_servos(model, actuators).reach()
         for joint, home, least, most in zip(limb.joints, limb.home, low, high, strict=True):
@@ -584,19 +584,6 @@ def _claim(tasks: dict[str, str], actuator: str, task: str) -> None:
             f"the actuator {actuator!r} is named for {tasks[actuator]} and for {task}; each needs "
             "its own."
         )
-
-
-def driven_joints(model: mujoco.MjModel, actuator: int) -> list[int]:
-    """Return the ids of the joints that an actuator drives, directly or through a tendon."""
-    kind = int(model.actuator_trntype[actuator])
-    target = int(model.actuator_trnid[actuator, 0])
-    if kind in JOINT_DRIVES:
-        return [target]
-    if kind != mujoco.mjtTrn.mjTRN_TENDON:
-        return []
-    path = slice(model.tendon_adr[target], model.tendon_adr[target] + model.tendon_num[target])
-    of_joints = model.wrap_type[path] == mujoco.mjtWrap.mjWRAP_JOINT  # sites and geoms have ids too
-    return model.wrap_objid[path][of_joints].tolist()
 
 
 def _require_gripper(

@@ -33,6 +33,7 @@ FRICTION_SPEED_RAD_S = 0.02
 """Speed at which the compensated friction reaches 76 % (tanh): a resting reference has no
 direction to push in.
 """
+_ROUNDING_NM = 1e-9
 _RATE_SLACK, _RANGE_SLACK_RAD = 1.001, 1e-6  # of references that the executor hands out
 _LARGEST = {"delay_s": 0.1, "payload_kg": 3.0, "friction_nm": 10.0}
 
@@ -153,7 +154,8 @@ class JointServo:
         self._torque = np.zeros(model.nv)
         # MuJoCo counts this weight among the actuators' torques, and not among the passive ones
         self._carried = self._dof_address[model.jnt_actgravcomp[joints] > 0]
-        self._resistance = _Resistance.of(model, joints, self.law.passive)
+        damping = model.dof_damping[self._dof_address] + self.law.passive
+        self._resistance = _Resistance(model, joints, damping) if resists(model) else None
         self._payload = None
         if compensation.payload_kg:
             limb, *further = limbs
@@ -311,39 +313,29 @@ class Payload:
         return jacobian[:, self._dof], point
 
 
-@dataclass(eq=False)
 class _Resistance:
-    """What springs, and damping beyond the linear one, take from an arm's joints, by MuJoCo."""
+    """What springs, and damping beyond the joints' linear one, take from an arm, by MuJoCo."""
 
-    model: mujoco.MjModel
-    joints: list[int]
-    linear: F64  # [n] damping in N m s/rad that is led by velocity
-
-    def __post_init__(self) -> None:
-        self._data = mujoco.MjData(self.model)
-        self._q = self.model.jnt_qposadr[self.joints]
-        self._dof = self.model.jnt_dofadr[self.joints]
-
-    @classmethod
-    def of(cls, model: mujoco.MjModel, joints: list[int], passive: F64) -> _Resistance | None:
-        """Return that of a model's joints; None without springs and progressive damping."""
-        if not resists(model, joints):
-            return None
-        return cls(model, joints, model.dof_damping[model.jnt_dofadr[joints]] + passive)
+    def __init__(self, model: mujoco.MjModel, joints: list[int], linear: F64):
+        self._model = model
+        self._data = mujoco.MjData(model)
+        self._q = model.jnt_qposadr[joints]
+        self._dof = model.jnt_dofadr[joints]
+        self._linear = linear  # [n] damping in N m s/rad that is led by velocity
 
     def torque(self, q_rad: F64, qd_rad_s: F64) -> F64:
         """Return the torques [..., n] against it at angles and velocities [..., n]."""
-        n = len(self.joints)
-        states = zip(q_rad.reshape(-1, n), qd_rad_s.reshape(-1, n), strict=True)
-        return np.stack([self._at(*state) for state in states]).reshape(q_rad.shape)
+        states = zip(np.atleast_2d(q_rad), np.atleast_2d(qd_rad_s), strict=True)
+        torque = np.stack([self._at(*state) for state in states]).reshape(q_rad.shape)
+        return np.where(np.abs(torque) < _ROUNDING_NM, 0.0, torque)
 
     def _at(self, q_rad: F64, qd_rad_s: F64) -> F64:
         data = self._data
         data.qpos[self._q] = q_rad
         data.qvel[self._dof] = qd_rad_s
         for stage in _PASSIVE_STAGES:
-            stage(self.model, data)
-        return -(data.qfrc_spring + data.qfrc_damper)[self._dof] - self.linear * qd_rad_s
+            stage(self._model, data)
+        return -(data.qfrc_spring + data.qfrc_damper)[self._dof] - self._linear * qd_rad_s
 
 
 _PASSIVE_STAGES = (

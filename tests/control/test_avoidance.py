@@ -138,7 +138,7 @@ REFUSED = {
 def test_pairs_that_cannot_be_kept_apart_are_refused_by_name(name):
     model, reason = REFUSED[name]
     groups = [(["ball"], ["wall"])]
-    with pytest.raises(ConfigError, match=f"geom 'ball'.*geom 'wall'.*{reason}.*Leave") as error:
+    with pytest.raises(ConfigError, match=f"'ball' and 'wall'.*{reason}.*Leave") as error:
         MinkIKBridge(model, "hand", avoid_collisions=groups, min_distance_m=KEPT_M)
     assert "0.02 m" in str(error.value)
 
@@ -147,9 +147,9 @@ def test_what_stands_apart_for_good_needs_no_watch():
     """A group of an arm's geoms often has those of its base."""
     model = gantry(WALL.format(""), BALL.format("sphere", ""))
     foot, ball, wall = (model.geom(name).id for name in ("foot", "ball", "wall"))
-    (limit,) = avoidance_limits(model, range(6), [([foot], [wall])], 0.1)
-    assert limit.geom_id_pairs == []
-    limits = avoidance_limits(model, range(6), [([foot, ball], [wall])], 0.1)
+    limits = avoidance_limits(model, [*range(6)], [([foot], [wall])], 0.1)
+    assert not any(limit.geom_id_pairs for limit in limits)
+    limits = avoidance_limits(model, [*range(6)], [([foot, ball], [wall])], 0.1)
     assert [pair for limit in limits for pair in limit.geom_id_pairs] == [(wall, ball)]
 
 
@@ -163,15 +163,22 @@ def test_a_group_with_itself_leaves_out_links_that_touch_by_design():
         model.geom(name).id for name in ("wall", "ball", "shell", "slider")
     )
     group = [wall, ball, shell, slider]
-    limits = avoidance_limits(model, range(6), [(group, group), ([ball], [wall])], KEPT_M)
+    limits = avoidance_limits(model, [*range(6)], [(group, group), ([ball], [wall])], KEPT_M)
     pairs = [pair for limit in limits for pair in limit.geom_id_pairs]
     assert sorted(pairs) == sorted(
         {(wall, ball), (wall, shell), (wall, slider), (ball, slider), (shell, slider)}
     )
 
 
+def test_shapes_without_a_distance_are_refused_in_a_group_too():
+    model, reason = REFUSED["a signed distance function"]
+    group = ["ball", "wall", "foot"]
+    with pytest.raises(ConfigError, match=reason):
+        MinkIKBridge(model, "hand", avoid_collisions=[(group, group)])
+
+
 @pytest.mark.parametrize("groups", [([1], [1]), ([], [1]), ([0], [])])
 def test_groups_without_two_geoms_are_refused(groups):
     model = gantry(WALL.format(""), BALL.format("sphere", ""))
     with pytest.raises(ConfigError, match="no two geoms"):
-        avoidance_limits(model, range(6), [groups], KEPT_M)
+        avoidance_limits(model, [*range(6)], [groups], KEPT_M)
