@@ -30,6 +30,7 @@ import torch
 
 from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request
 from helpers.stock_loop import Sequence, stock_loop
+from strands_cosmos3.engine.quantised import PackedInt8Linear, QuantizedLinear
 
 ROUNDING = 2.0**-24
 """The largest relative error of one rounding to float32."""
@@ -109,6 +110,42 @@ def reference_of(case: Case) -> Reference:
     sequence = sequence_of(case.folder, request(case))
     exact = stock_loop(case.folder, sequence, torch.float64)
     return Reference(dict(zip(("video", "action"), exact, strict=True)), peer)
+
+
+def of_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The most [.., N] by which two sums of the same products ``x @ weight.T`` differ in float32,
+    whatever their order: K additions and a few scales round each of them.
+    """
+    return 2 * (x.shape[-1] + FEW) * ROUNDING * (x.abs() @ weight.abs().T)
+
+
+def of_neighbours(model: Any, asked: Any) -> dict[str, float]:
+    """How far an engine's answer moves (root mean square of actions and video) where last bits of
+    float32 round numbers that enter layers in 8 bits to their neighbours.
+
+    Int8's second term has steps of ``largest of the token / (most * 2 * most)``, of the size of last
+    bits: all numbers are moved by one, up or down. E4M3's neighbours are a sixteenth apart or more;
+    an error of MOST roundings moves so many numbers that the answer moves by the root of their share.
+    """
+    drawing = torch.Generator().manual_seed(0)
+
+    def changed(layer: Any, inputs: Any) -> Any:
+        x = inputs[0]
+        signs = 2 * torch.randint(0, 2, x.shape, generator=drawing) - 1
+        if isinstance(layer, PackedInt8Linear):
+            return (x + signs * x.abs().amax(-1, keepdim=True) / (2 * layer._most**2),)
+        return None if layer.a16 else (x * (1 + signs / 16),)
+
+    expected = model.step(asked)
+    layers = [m for m in model.transformer.modules() if isinstance(m, QuantizedLinear)]
+    hooks = [layer.register_forward_pre_hook(changed) for layer in layers]
+    moved = model.step(asked)
+    for hook in hooks:
+        hook.remove()
+    int8 = any(isinstance(layer, PackedInt8Linear) for layer in layers)
+    factor = 1.0 if int8 else math.sqrt(2 * MOST * ROUNDING * 16)
+    names = [name for name in ("action", "video") if name in expected]
+    return {name: factor * rms(moved[name] - expected[name]) for name in names}
 
 
 def asked_of(engine: Any, patch: pytest.MonkeyPatch) -> list[Any]:
