@@ -30,6 +30,7 @@ from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.options import options_of
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
+from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import ActionChunk, Observation
 
 ROOT = Path(package.__file__).parents[1]
@@ -352,6 +353,11 @@ def engines() -> Iterator[Call]:
     yield Call(processor.postprocess, {"result": engine.step(request), "processed": asked})
     views = {view: np.zeros((36, 64, 3), np.uint8) for view in DROID_RIG.views}
     yield Call(processor.compose, {"views": views, "rig": DROID_RIG})
+    recorded = Path.cwd() / "film.mp4"
+    with VideoWriter(recorded, 15) as film:
+        for _ in range(17):
+            film.write(np.zeros((96, 128, 3), np.uint8))
+    yield Call(processor.read_film, {"path": recorded, "mode": "policy"})
 
 
 def the_worlds() -> Iterator[Call]:
