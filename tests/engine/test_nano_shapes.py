@@ -2,14 +2,13 @@
 without data.
 """
 
-import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from helpers.parity import share
+from helpers.parity import in_float64, share
 from nano_latency import NANO
 from strands_cosmos3.engine.graphs import compile_layers, compiling
 from strands_cosmos3.engine.quantised import Int8Linear, Quantization, install, linears
@@ -99,7 +98,7 @@ def test_compiled_and_eager_passes_agree():
     torch.manual_seed(0)
     made = model(SMALL, torch.float32, "cpu", lambda tensor: tensor.normal_(0, 0.2))
     given = [random_like(value) for value in arguments(SMALL, torch.float32, "cpu")]
-    exact = copy.deepcopy(made).double()
+    exact = in_float64(made)
     with torch.inference_mode(), compiling():
         expected = exact.velocity(*map(as_float64, given))
         eager = made.velocity(*given)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from helpers.cosmos3_oracle import Case, request
 from helpers.options import backend_options
+from helpers.parity import in_float64, share
 from helpers.training_data import random_preview, write_preview
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -48,13 +49,13 @@ def test_frames_follow_their_latents_and_none_later():
         torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0)),
     )
     with torch.no_grad():
-        pixels = decoder(latents)
+        pixels, exact = decoder(latents), in_float64(decoder)(latents.double())
         assert pixels.shape == (2, 3, 9, 32, 64)
-        torch.testing.assert_close(decoder(latents[:, :, :2]), pixels[:, :, :5], rtol=0, atol=1e-6)
+        assert share(decoder(latents[:, :, :2]), exact[:, :, :5], pixels[:, :, :5]) <= 1
         for frame, seen in ((1, range(1, 9)), (2, range(5, 9))):
             other = latents.clone()
             other[:, :, frame] += 1
-            changed = (decoder(other) - pixels).abs().amax((0, 1, 3, 4)) > 1e-6
+            changed = (decoder(other) - pixels).abs().amax((0, 1, 3, 4)) > 1e-4
             assert [i for i in range(9) if changed[i]] == list(seen), frame
 
 
@@ -82,19 +83,26 @@ def test_pixels_and_gradients_are_those_of_plain_layers():
         pixels.square().mean().backward()
         found.append([pixels, own.grad, *(p.grad.clone() for p in decoder.parameters())])
         decoder.zero_grad()
-    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-6)
+    exact = in_float64(decoder)
+    own = latents.double().requires_grad_()
+    pixels = exact(own)
+    pixels.square().mean().backward()
+    wanted = [pixels.detach(), own.grad, *(p.grad for p in exact.parameters())]
+    for one, expected, peer in zip(found[0], wanted, found[1], strict=True):
+        assert share(one.detach(), expected, peer.detach()) <= 1
 
 
 def test_a_known_first_frame_is_shown_and_the_later_ones_alone_are_decoded():
     decoder, made = random_preview(16), []
+    in_double = in_float64(decoder)
     latents = torch.randn(2, 16, 3, 2, 4, generator=torch.Generator().manual_seed(0))
     decoder.fine.register_forward_hook(lambda _, args, out: made.append(len(out)))
     with torch.no_grad():
-        pixels = decoder(latents)
+        pixels, exact = decoder(latents), in_double(latents.double())
         first = torch.rand(2, 3, 1, 32, 64)
         film = decoder(latents, first)
         torch.testing.assert_close(film[:, :, :1], first, rtol=0, atol=0)
-        torch.testing.assert_close(film[:, :, 1:], pixels[:, :, 1:], rtol=0, atol=1e-6)
+        assert share(film[:, :, 1:], exact[:, :, 1:], pixels[:, :, 1:]) <= 1
         torch.testing.assert_close(decoder(latents[:, :, :1], first), first, rtol=0, atol=0)
     assert made == [18, 16, 0]
 
@@ -106,8 +114,11 @@ def test_films_are_decoded_by_it_and_everything_else_by_the_vae(with_preview, ch
     decoder = PreviewDecoder.from_config(config, 16)
     decoder.load_state_dict(load_file(files.folder / "diffusion_pytorch_model.safetensors"))
     with torch.no_grad():
-        expected = ((decoder(video[:, :, :3]) + 1) / 2).clamp(0, 1)
-    torch.testing.assert_close(cheap, expected, rtol=0, atol=1e-5)
+        wanted, peer = (
+            ((each(latents) + 1) / 2).clamp(0, 1)
+            for each, latents in ((in_float64(decoder), video.double()), (decoder, video))
+        )
+    assert share(cheap, wanted, peer) <= 1
     assert (cheap - exact).abs().max() > 0.05
     without, _, plain = pixels_of(checkpoints["silu"], "preview")  # has none: its VAE decodes
     torch.testing.assert_close(without, exact, rtol=0, atol=0)
@@ -223,11 +234,15 @@ def test_a_film_begins_with_its_own_picture_as_novelty_saw_it(telling, with_prev
     asked = replace(request(Case(telling, steps=1)), decode_frames=9)
     other = replace(asked, cond_video_pixels=asked.cond_video_pixels.flip(-1), seed=5)
     decoder = Checkpoint.open(telling).load_preview(torch.device("cpu"), torch.float32)
+    exact = in_float64(decoder)
 
     def check(result, count):
-        pixels = decoder(result["video"])[:, :, :count]
-        expected = ((pixels + 1) / 2).clamp(0, 1)
-        torch.testing.assert_close(result["pixels"], expected, rtol=0, atol=1e-5)
+        latents = result["video"]
+        wanted, peer = (
+            ((each[:, :, :count] + 1) / 2).clamp(0, 1)
+            for each in (exact(latents.double()), decoder(latents))
+        )
+        assert share(result["pixels"], wanted, peer) <= 1
 
     with (
         Cosmos3Engine.from_pretrained(
@@ -242,7 +257,7 @@ def test_a_film_begins_with_its_own_picture_as_novelty_saw_it(telling, with_prev
         assert made == [1, 8] * 3
         for results in (engine.step_batch([asked, other]), engine.step_batch([other, asked])):
             first, second = (result["pixels"][:, :, 0] for result in results)
-            assert (first - second).abs().max() > 0.005  # 500 times what is allowed
+            assert (first - second).abs().max() > 0.005  # thousands of roundings
             for result in results:
                 check(result, 9)
         for count in (1, 3, 5, 17):
@@ -251,8 +266,8 @@ def test_a_film_begins_with_its_own_picture_as_novelty_saw_it(telling, with_prev
         # frame 0 of this clip is not given: its picture is not that of the latents
         later = asked.cond_video_pixels.repeat_interleave(9, dim=2)
         check(engine.step(replace(asked, cond_video_pixels=later, cond_frame_indexes=(1,))), 9)
-    exact = [pixels_of(folder, True)[0] for folder in (telling, with_preview)]
-    torch.testing.assert_close(*exact, rtol=0, atol=0)
+    by_vae = [pixels_of(folder, True)[0] for folder in (telling, with_preview)]
+    assert torch.equal(*by_vae)
 
 
 def test_a_novel_picture_is_counted_and_warned_of(telling, tmp_path):

@@ -26,6 +26,7 @@ from PIL import Image
 
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.transformer import RmsNorm
 
 PROMPT_IDS = tuple(range(40, 75))
 NEGATIVE_IDS = tuple(range(20, 29))
@@ -80,11 +81,11 @@ def pipeline(folder: Any, dtype: torch.dtype) -> Cosmos3OmniPipeline:
 
 
 def without_float32(model: torch.nn.Module) -> None:
-    """Replace what diffusers computes in float32 whatever its inputs are: norms of the transformer,
-    and copies of pixels in the decoder.
+    """Replace what diffusers, and for Edge the engine, computes in float32 whatever its inputs are:
+    norms of the transformer, and copies of pixels in the decoder.
     """
     for module in model.modules():
-        if isinstance(module, (RMSNorm, Cosmos3NemotronRMSNorm)):
+        if isinstance(module, (RMSNorm, Cosmos3NemotronRMSNorm, RmsNorm)):
             module.forward = partial(_norm, module)
         elif isinstance(module, WanUpsample):
             module.forward = partial(torch.nn.Upsample.forward, module)

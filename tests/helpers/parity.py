@@ -18,6 +18,7 @@ bounded, at 264 roundings (1.6e-5 of the largest number), however diffusers errs
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request
+from helpers.cosmos3_oracle import Case, engine, oracle, pipeline, request, without_float32
 from helpers.stock_loop import Sequence, stock_loop
 from strands_cosmos3.engine.quantised import PackedInt8Linear, QuantizedLinear
 
@@ -110,6 +111,13 @@ def reference_of(case: Case) -> Reference:
     sequence = sequence_of(case.folder, request(case))
     exact = stock_loop(case.folder, sequence, torch.float64)
     return Reference(dict(zip(("video", "action"), exact, strict=True)), peer)
+
+
+def in_float64(model: torch.nn.Module) -> Any:
+    """A copy that computes in float64 throughout."""
+    exact = copy.deepcopy(model).double()
+    without_float32(exact)
+    return exact
 
 
 def of_products(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -178,8 +178,8 @@ def refused(mode_of, **which):
 
 
 def biased(tp):
-    """An attention layer with biases, cut and summed by hand as a checkpoint's would be; its
-    difference from the whole.
+    """An attention layer with biases, cut and summed by hand as a checkpoint's would be: keys and
+    values in float64, of the whole, and of this rank's heads.
     """
     from strands_cosmos3.engine.config import TransformerConfig
     from strands_cosmos3.engine.transformer import Cosmos3Transformer
@@ -201,9 +201,14 @@ def biased(tp):
     ids, rope = torch.arange(5), (torch.ones(5, 16), torch.zeros(5, 16))
     with torch.inference_mode():
         one, many = whole.text(ids, rope), part.text(ids, rope)
+        exact = whole.double().text(ids, tuple(table.double() for table in rope))
         heads = slice(mesh.tp.rank * 2 // tp, mesh.tp.rank * 2 // tp + max(2 // tp, 1))
-        pairs = zip(one.layers, many.layers, strict=True)
-        return max(float((a[i][heads] - b[i]).abs().max()) for a, b in pairs for i in (0, 1))
+        layers = zip(exact.layers, one.layers, many.layers, strict=True)
+        return [
+            (e[i][heads].numpy(), a[i][heads].numpy(), b[i].numpy())
+            for e, a, b in layers
+            for i in (0, 1)
+        ]
 
 
 def command(arguments):
