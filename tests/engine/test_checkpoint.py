@@ -150,7 +150,7 @@ def test_non_finite_head_of_a_domain_is_found_when_read(copy):
     "name",
     [
         "../../secret.safetensors",
-        "/etc/passwd",
+        "/nowhere/secret",
         "sub/x.safetensors",
         "..",
         "x.bin",

@@ -2,7 +2,6 @@
 and key.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -11,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.environments import TESTS
 from helpers.hostile_checkpoints import ATTACKS, PRODUCTS
 from helpers.memory import peak_rss_growth
 from strands_cosmos3.engine import token_worker
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.tokens import _WORKERS, PromptTokenizer
+from strands_cosmos3.engine.tokens import _WORKERS, PromptTokenizer, _end_worker
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import CheckpointError, InputError, LayoutError
 
@@ -67,63 +67,53 @@ def test_a_good_checkpoint_is_read(checkpoints):
         read(folder)
 
 
-REPLACE = {"type": "Replace", "pattern": {"String": "a"}}
-MANY = {"type": "Sequence", "normalizers": [{**REPLACE, "content": "a" * 99}] * 6}
-NORMALIZERS = {
-    "an a becomes many": (MANY, "it took more than 10 s or 2 GiB"),
-    "an expression that Rust gives up": (
-        {**REPLACE, "pattern": {"Regex": "(a+)+b"}, "content": ""},
-        "PanicException: Onig",
-    ),
-    "a table that Rust cannot read": (
-        {"type": "Precompiled", "precompiled_charsmap": "AAAA"},
-        "PanicException: Precompiled",
-    ),
-}
-DOUBLED = (
-    "{% set n = namespace(s='x') %}{% for i in range(40) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
-    "{{ n.s }}"
-)
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 TEMPLATES = {
-    "a string of 4 GB": ("{{ 'x' * 4000000000 }}", "MemoryError"),
-    "a string that doubles": (DOUBLED, "MemoryError"),
-    "a field of 3 GB": ("{{ '%3000000000d' % 1 }}", "MemoryError"),
-    "loops in loops": (LOOPS, "it took more than 0 s or 2 GiB"),
-    "a macro that calls itself": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "Recursion"),
-    "no template": (None, "chat_template is not set"),
+    "one that fails": ("{{ 1 // 0 }}", "ZeroDivisionError"),
+    "one that leaves the sandbox": ("{{ ''.__class__.mro() }}", "SecurityError"),
+    "none": (None, "chat_template is not set"),
 }
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_a_template_has_little_memory_and_time(checkpoints, tmp_path, monkeypatch, name):
+def test_a_template_that_fails_is_named(checkpoints, tmp_path, name):
     folder = Path(shutil.copytree(checkpoints["silu"] / "text_tokenizer", tmp_path / "tokenizer"))
-    sound = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
-    expected = sound.ids("lift the cube")
     text, said = TEMPLATES[name]
     if text is None:
         (folder / "chat_template.jinja").unlink()
     else:
         (folder / "chat_template.jinja").write_text(text)
-    grown = peak_rss_growth()
-    if text is LOOPS:  # until the second ends in which the process is
-        monkeypatch.setattr(token_worker, "CPU_S", 0)
     with pytest.raises(LayoutError, match=rf"chat template \(.*{said}"):
         PromptTokenizer(folder)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Another program in the tokenizer's process, with its limits."""
+    _end_worker()
+    monkeypatch.setattr(token_worker, "__file__", str(TESTS / "helpers/greedy_tokenizer.py"))
+    monkeypatch.setattr(token_worker, "CPU_S", 1)
+    yield
+    _end_worker()
+
+
+GREEDY = {
+    "memory": "MemoryError",
+    "time": "it took more than 1 s or 2 GiB",
+    "panic": "Panic: not an Exception",
+    "exit": "SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("what", GREEDY)
+@pytest.mark.usefixtures("stand_in")
+def test_a_tokenizer_has_little_memory_and_time(tmp_path, what):
+    tokens = PromptTokenizer(tmp_path)
+    expected = tokens.ids("lift the cube")
+    grown = peak_rss_growth()
+    with pytest.raises(LayoutError, match=GREEDY[what]):
+        tokens.ids(f"take {what}")
     assert grown() < LITTLE
-    monkeypatch.undo()
-    again = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
-    assert torch.equal(again.ids("lift the cube"), expected)  # whatever became of the process
-
-
-@pytest.mark.parametrize("name", NORMALIZERS)
-def test_a_tokenizer_has_little_memory_and_time(checkpoints, tmp_path, name):
-    normalizer, said = NORMALIZERS[name]
-    folder = Path(shutil.copytree(checkpoints["silu"] / "text_tokenizer", tmp_path / "tokenizer"))
-    content = json.loads((folder / "tokenizer.json").read_text())
-    (folder / "tokenizer.json").write_text(json.dumps({**content, "normalizer": normalizer}))
-    with pytest.raises(LayoutError, match=said):
-        PromptTokenizer(folder).ids("a" * 40)
+    assert torch.equal(tokens.ids("lift the cube."), expected)  # whatever became of the process
 
 
 def test_the_time_of_earlier_prompts_does_not_count(checkpoints, monkeypatch):

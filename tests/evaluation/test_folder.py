@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from helpers.hostile_checkpoints import no_file
 from helpers.storage import full_disk
 from strands_cosmos3.errors import ConfigError, StorageError
 from strands_cosmos3.evaluation.folder import RunFolder, _with_checksum, without_times
@@ -168,7 +169,7 @@ DAMAGE = {
     "nothing": lambda path: path.write_text(""),
     "bytes": lambda path: path.write_bytes(b"\xff\x00"),
     "deep": lambda path: path.write_text("[" * 100_000),
-    "pipe": lambda path: instead(path, os.mkfifo),
+    "no file": lambda path: instead(path, no_file),
     "folder": lambda path: instead(path, os.mkdir),
     **{
         f"sealed without {name}": lambda path, name=name: sealed(path, without=[name])

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import stat
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,13 @@ def instead(name: str, make: Callable[[Path], object]) -> Attack:
     return attack
 
 
+def no_file(path: Path) -> None:
+    """Something that is neither a file nor a folder, and that nothing can open, so that a reader
+    without a check gets an error where a pipe would block it.
+    """
+    os.mknod(path, stat.S_IFSOCK | 0o600)
+
+
 def loop(path: Path) -> None:
     path.symlink_to(path.name)
 
@@ -87,7 +95,7 @@ def many_files(folder: Path) -> None:
 
 ATTACKS: dict[str, tuple[Attack, str]] = {
     **{
-        f"{name}: pipe": (instead(name, os.mkfifo), "ordinary")
+        f"{name}: no file": (instead(name, no_file), "ordinary")
         for name in (TRANSFORMER, VAE, SCHEDULER, METADATA, INDEX)
     },
     **{
@@ -99,7 +107,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     },
     **{
         f"weights: {make.__name__}": (instead(SHARD, make), "no file beside it")
-        for make in (os.mkfifo, os.mkdir)
+        for make in (no_file, os.mkdir)
     },
     "sound": (
         lambda folder: (
@@ -125,6 +133,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
     "latents_std of 0": (put(VAE, "latents_std", [0.0] * 16), "latents_std"),
     "latents_std NaN": (put(VAE, "latents_std", [float("nan")] * 16), "latents_std"),
     "latents_mean": (put(VAE, "latents_mean", [1e999] * 16), "latents_mean"),
+    "a VAE of 5000 channels": (put(VAE, "base_dim", 5000), "base_dim is 5000"),
     "dim_mult of 10**5": (put(VAE, "dim_mult", [1] * 10**5), "vae/config.json"),
     "guidance NaN": (
         ours("sampling", {"num_steps": 4, "guidance_scale": float("nan"), "flow_shift": 5}),
@@ -160,11 +169,11 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
         "x1b",
     ),
     "50,000 files": (many_files, "weight_map"),
-    "header of 90 MB": (instead(SHARD, header(90 << 20)), "header"),
-    "header claims 2**63": (instead(SHARD, header(1000, 2**63)), "header"),
+    "header of more than 4 MiB": (instead(SHARD, header((4 << 20) + 8)), "are read"),
+    "header claims 2**63": (instead(SHARD, header(1000, 2**63)), "are read"),
     "header of 4 MiB": (instead(SHARD, header(4 << 20)), SHARD.rpartition("/")[2]),
     "tokenizer: deep": (text(TOKENIZER, DEEP), "text_tokenizer"),
-    "tokenizer: pipe": (instead(TOKENIZER, os.mkfifo), "ordinary"),
+    "tokenizer: no file": (instead(TOKENIZER, no_file), "ordinary"),
     "tokenizer: loop": (instead(TOKENIZER, loop), "text_tokenizer"),
     "tokenizer: garbage": (
         text(TOKENIZER, '{"model": {"type": "BPE", "vocab": [], "merges": 3}}'),
@@ -204,7 +213,7 @@ PRODUCTS: dict[str, tuple[Attack, str]] = {
             "latents_std",
             "scale_factor_spatial",
         )
-        for value in ([[]], "x", 10**6, -1, 1e999, HUGE, {"a": 1})
+        for value in ([[]], "x", 5000, -1, 1e999, HUGE, {"a": 1})
     },
     **{
         f"scheduler {key} {str(value)[:12]}": (
@@ -291,7 +300,7 @@ def spoil(folder: Path, rng: random.Random) -> str:
         path.write_text(json.dumps(data))
         return f"{name}: {key} = {outer[key]!r:.40}" if key != "" else name
     if kind == "kind":
-        instead(name, rng.choice((os.mkfifo, loop, os.mkdir)))(folder)
+        instead(name, rng.choice((no_file, loop, os.mkdir)))(folder)
         return f"{name}: {kind}"
     good = bytearray(path.read_bytes())
     at = rng.randrange(min(len(good), 4000)) if good else 0

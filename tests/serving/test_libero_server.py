@@ -153,7 +153,7 @@ BAD_ITEMS = {
     "not a picture": ({"image": "AAAA"}, "no PNG's."),
     "not ASCII": ({"image": "\u00e9"}, "PNG"),
     "a PNG that is cut short": ({"image": png(64, 64)[:60]}, "PNG"),
-    "a PNG of 10,000 x 10,000": ({"image": png(10_000, 10_000, "1")}, "pixels"),
+    "a PNG of 1,000 x 1,000": ({"image": png(1_000, 1_000, "1")}, "pixels"),
     "a line of pixels": ({"image": png(1, 5000), "image_size": 1}, "4096"),
     "a height of 4096": ({"image_size": 4096}, "pixels"),
     "a height of 10^30": ({"image_size": 10**30}, "image_size"),
@@ -169,7 +169,6 @@ BAD_ITEMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize("name", BAD_ITEMS)
 def test_a_bad_item_is_refused_as_nvidia_s_server_refuses_it(module_server, name: str):
     change, says = BAD_ITEMS[name]
