@@ -58,6 +58,18 @@ def resource(relative: str) -> Path:
     )
 
 
+def user_cache(name: str) -> Path | None:
+    """Folder in the user's cache: ``$XDG_CACHE_HOME`` or ``~/.cache``, then
+    ``strands-cosmos3/<name>``; None if there is no home folder.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(cache) if cache else Path.home() / ".cache"
+    except RuntimeError:
+        return None
+    return home / "strands-cosmos3" / name
+
+
 def contained(path: Path, root: Path, noun: str, error: type[Cosmos3Error]) -> Path:
     """Return ``path`` if no symbolic link leads it out of ``root`` (a ``noun`` in messages);
     otherwise raise ``error``.

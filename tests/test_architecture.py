@@ -28,7 +28,7 @@ BASE = {
     "language",
     "embedded",
 }
-BASE |= {"__init__", "episode_summary", "snapshots"}
+BASE |= {"__init__", "digests", "episode_summary", "snapshots"}
 SIMULATED = BASE | {
     "actions",
     "robots",
@@ -44,6 +44,7 @@ MAY_IMPORT = {
     "extras": {"errors", "tables"},
     "resources": {"errors"},
     "checks": {"errors"},
+    "digests": {"errors", "resources"},
     "options": {"errors"},
     "tables": {"errors", "resources"},
     "embedded": {"errors", "resources"},

@@ -91,7 +91,7 @@ def test_it_is_what_runs_where_nothing_else_is_named():
         assert policy.info.requires_images
         assert not policy.info.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
-            assert policy.info.model_sha256 == policy.model_sha256 == named.info.model_sha256
+            assert policy.model_sha256 == policy.model_sha256 == named.model_sha256
             served = ServedPolicy(named, "droid", named.info.action_space)
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
@@ -169,4 +169,4 @@ def test_the_command_rolls_it_out(tmp_path: Path):
     (episode,) = json.loads(out.read_text())["episodes"]
     assert status == (not episode["success"])
     with closing(NativeBackend(embedded_checkpoint())) as named:
-        assert episode["model_sha256"] == named.info.model_sha256
+        assert episode["model_sha256"] == named.model_sha256

@@ -42,7 +42,8 @@ class BackendInfo:
             them, else None.
         language: The sentences that its checkpoint understands; None if it declares none.
         example_instruction: An instruction that it understands; a server warms up with it.
-        model_sha256: Digest of its checkpoint, or None.
+        model_sha256: Digest of the model, where it is known without reading; callers ask for
+            :attr:`Backend.model_sha256`.
         recorded_robot: Name of the robot that its motion was recorded on, where that is known.
     """
 
@@ -81,6 +82,13 @@ class Backend(ABC):
 
     info: BackendInfo = BackendInfo()
     answer_error: type[BackendError] = BackendError
+
+    @property
+    def model_sha256(self) -> str | None:
+        """Digest of its checkpoint, or None. An engine reads the checkpoint for it when it is first
+        asked for, and raises DigestError if that fails.
+        """
+        return self.info.model_sha256
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -139,6 +147,10 @@ class WrappedBackend(Backend):
         self._inner = inner
         self.info = inner.info
         self.answer_error = inner.answer_error
+
+    @property
+    def model_sha256(self) -> str | None:
+        return self._inner.model_sha256
 
     @property
     def counters(self) -> Mapping[str, int]:

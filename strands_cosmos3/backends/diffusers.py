@@ -64,12 +64,16 @@ class DiffusersBackend(Backend):
             name="diffusers",
             action_space=checkpoint.require_space(),
             language=checkpoint.language,
-            model_sha256=checkpoint.digest,
         )
+        self._checkpoint = checkpoint
         self._input = ModelInput(checkpoint, options)
         self._device = resolve_device(options.engine)
         dtype = choose_dtype(options.engine.dtype, self._device, checkpoint.config)
         self._pipe: Any = _load(root, dtype).to(self._device)
+
+    @property
+    def model_sha256(self) -> str:
+        return self._checkpoint.digest
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the chunk for a request.

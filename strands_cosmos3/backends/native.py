@@ -60,8 +60,8 @@ class EngineBackend(Backend):
             example_instruction=Backend.info.example_instruction
             if language is None
             else language.example,
-            model_sha256=options.engine.answers_digest(checkpoint.digest),
         )
+        self._answers_digest = options.engine.answers_digest
         self._counters = Counter[str]()
         if checkpoint.novelty_rmse is not None:
             self._counters["novel_pictures"] = 0
@@ -72,6 +72,10 @@ class EngineBackend(Backend):
             and checkpoint.future_from_actions
             and options.sampling.policy_frames is None
         )
+
+    @property
+    def model_sha256(self) -> str:
+        return self._answers_digest(self.engine.checkpoint.digest)
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the checkpoint's composite of a rig's views; released policies have

@@ -22,6 +22,7 @@ _OWNERS = {
     "quantize": "convert",
     "quantize_text": "convert",
     "json": "inspect",
+    "verify": "inspect",
 }
 """Field -> the only actions that heed it."""
 
@@ -58,6 +59,9 @@ class Checkpoint:
     json: Path | None = None
     """Write what inspect prints to this JSON file."""
 
+    verify: bool = False
+    """Read every byte for the SHA-256 of the checkpoint, and compare recorded ones."""
+
     extras: ClassVar[tuple[str, ...]] = ("engine",)
     """Extras of the package that it needs."""
 
@@ -79,10 +83,17 @@ class Checkpoint:
         return self._convert(path, base)
 
     def _inspect(self, path: Path, base: Path | None) -> int:
+        from strands_cosmos3.engine.checkpoint import Checkpoint as Opened
+        from strands_cosmos3.engine.formats.detect import open_layout
         from strands_cosmos3.engine.formats.inspect import inspect, lines_of
 
         require_writable(self.json, (".json",), "--json")
         report = inspect(path, base, self.contract)
+        if self.verify and report["verdict"] in ("ready", "needs a contract"):
+            opened = Opened.open(open_layout(path, base, self.contract))
+            opened.read_anew()
+            opened.verify(anew=False)
+            report["sha256"] = opened.digest
         Console().print(Text("\n".join(lines_of(report))), soft_wrap=True)
         if self.json is not None:
             write_json(self.json, report)

@@ -125,6 +125,10 @@ class EvaluateCommand:
     """For native: also evaluate forward and inverse dynamics on this number of the expert's
     chunks, in scenes that were not used in training; about two seconds each. Default: 0.
     """
+    verify: bool = False
+    """Read every byte of the checkpoint for its SHA-256, by which stored episodes are known,
+    whatever is remembered of files of the same size, inode and times.
+    """
     policy: PolicySettings = section(PolicySettings)
     token: str | None = from_environment("STRANDS_COSMOS3_TOKEN")
 
@@ -179,7 +183,14 @@ class EvaluateCommand:
         with _display(console) as show:
             resume = options.get("resume", False)
             report, progress = evaluate(
-                settings, out, resume, options.get("address"), show, facts, dynamics
+                settings,
+                out,
+                resume,
+                options.get("address"),
+                show,
+                facts,
+                dynamics,
+                options.get("verify", False),
             )
         _print_report(console, report, out)
         return 130 if progress.interrupted else int(not report["complete"])

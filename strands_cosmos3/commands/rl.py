@@ -69,6 +69,10 @@ class RLCommand:
     """A running Ray cluster: HOST:PORT, or auto for that of RAY_ADDRESS, else one on this machine.
     By default, or with local, Ray runs on this machine, whatever RAY_ADDRESS says.
     """
+    verify: bool = False
+    """Read every byte of the checkpoint for its SHA-256, which tells whether a run is of it,
+    whatever is remembered of files of the same size, inode and times.
+    """
     learning: RLConfig = section(RLConfig)
 
     @property
@@ -98,6 +102,7 @@ class RLCommand:
             )
         console = Console()
         with needed_by("rl"), terminated_as_interrupted(), ExitStack() as stack:
+            from strands_cosmos3.engine.checkpoint import Checkpoint, locate
             from strands_cosmos3.training.rl.controller import ReinforcementLearning
             from strands_cosmos3.training.sharding import processes
 
@@ -113,6 +118,8 @@ class RLCommand:
                 minutes = round(used_s / 60)
                 show("minutes", minutes, max(round(self.budget * 60), 1), metrics)
 
+            if self.verify and not share.rank:
+                Checkpoint.open(locate(self.model)).read_anew()
             learning = ReinforcementLearning(settings, self.out, self.learning, report, share)
             memory_gib = learning.memory_bytes / 2**30
             console.print(_START.format(memory_gib, self.budget), soft_wrap=True)

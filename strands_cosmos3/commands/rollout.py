@@ -476,6 +476,7 @@ class RolloutCommand:
                 on_tick=listeners.on_tick,
                 audience=listeners.audience,
                 recorder=recorder,
+                identify=any((self.files.json, self.files.dataset)),
             ),
         )
         listeners.end(episode)

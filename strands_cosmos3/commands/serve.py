@@ -20,7 +20,7 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, needed_by
-from strands_cosmos3.options import ENGINE_BACKENDS, option, require_heeded, section
+from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, require_heeded, section
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.policy.options import PolicyOptions
 
@@ -102,6 +102,10 @@ class ServeCommand:
     """
     seed: int = 0
     """Noise seed for clients that send none."""
+    verify: bool = option(False, "native", "distributed", "diffusers")
+    """Read every byte of the checkpoint for its SHA-256, which clients are told,
+    whatever is remembered of files of the same size, inode and times.
+    """
     verbose: bool = False
     """Log connections too, not only what goes wrong."""
     policy: ServedOptions = section(ServedOptions)
@@ -198,6 +202,10 @@ class ServeCommand:
         model = self.trajectory or policy.model
         if model is None and name in ENGINE_BACKENDS:
             model = embedded_checkpoint(self.embodiment)
+        if self.verify and name in MODEL_BACKENDS:
+            with needed_by("serve"):
+                from strands_cosmos3.engine.checkpoint import Checkpoint, locate
+            Checkpoint.open(locate(str(model)), action_space=policy.action_space).read_anew()
         lowest = int(name == "distributed")
         count = 1 if self.replicas is None else self.replicas
         count = whole_number(count, "--replicas", lowest, 64)

@@ -62,6 +62,10 @@ class Train:
     """Tasks of these episodes."""
     evaluate_episodes: int = 4
     """Episodes of each task, in the same scenes each time."""
+    verify: bool = False
+    """Read every byte of the checkpoint for its SHA-256, which tells whether a run is of it,
+    whatever is remembered of files of the same size, inode and times.
+    """
     training: PostConfig = section(PostConfig)
     push: str | None = None
     """Upload the checkpoint to this repository of the Hugging Face hub, e.g. me/policy; a new
@@ -105,6 +109,7 @@ class Train:
         return 0
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
+        from strands_cosmos3.engine.checkpoint import Checkpoint, locate
         from strands_cosmos3.training.arm_windows import ArmKeys
         from strands_cosmos3.training.post import PostTraining
         from strands_cosmos3.training.sharding import processes, rank_0_first
@@ -116,6 +121,8 @@ class Train:
                 dataset = locate_dataset(self.dataset, "--dataset")  # before a folder is made
             stack.enter_context(locked_run(self.out, shard))
             show = stack.enter_context(training_progress(console, shard.rank == 0))
+            if self.verify and not shard.rank:
+                Checkpoint.open(locate(self.model)).read_anew()
             with rank_0_first(shard):
                 post = PostTraining(
                     self.model,

@@ -22,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
+from strands_cosmos3.digests import file_sha256
 from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
@@ -81,10 +83,10 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.language import Language
 from strands_cosmos3.observe.views import Composition
-from strands_cosmos3.resources import sha256
 from strands_cosmos3.types import Mode
 
 __all__ = ["STATISTICS", "Checkpoint", "locate"]
+_READERS = 4  # threads that compute digests of files
 STATISTICS = "action_stats.json"
 """File in a checkpoint's folder with the statistics that its rows are normalised with, instead
 of the packaged ones.
@@ -299,22 +301,36 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of what the folder states, of the weights' names and shapes, of its configs and
-        tokenizer, and of blocks of each weight file.
+        """SHA-256 of what the folder states, of the weights' names and shapes, and of every byte of
+        its weights, configs and tokenizer, and of its base's.
+
+        It does not depend on where the folder lies. Large files are read once, as
+        :func:`~strands_cosmos3.digests.file_sha256` remembers them. Raises DigestError.
         """
         sources = (self.weights, self.vae_weights)
-        weights = {path for source in sources for path in source.files}
-        others = {
-            path
-            for part in ("transformer", "vae", "scheduler", "text_tokenizer")
-            for path in (self.root / part).rglob("*")
-            if path.is_file() and path not in weights
-        }
         headers = [sorted((k, list(v)) for k, v in files.shapes.items()) for files in sources]
         stated = dict(self.layout.metadata()), self.metadata.get("sha256")
-        contents = [stated, headers, _sampled_sha256(weights | others)]
+        contents = [stated, headers, self._file_digests(anew=False)]
         text = json.dumps(contents, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def read_anew(self) -> None:
+        """Read every byte that :attr:`digest` covers, whatever is remembered of it, before it is
+        first asked for. Raises DigestError.
+        """
+        self._file_digests(anew=True)
+
+    def _file_digests(self, anew: bool) -> list[tuple[str, str, str]]:
+        """Folder, name and digest of each file; the folder of one at the top has no name."""
+        preview = () if self.preview is None else self.preview[1].files
+        paths = list({*self.weights.files, *self.vae_weights.files, *preview, *self.layout.files()})
+        roots = self.layout.roots
+        with ThreadPoolExecutor(_READERS) as pool:
+            digests = pool.map(partial(file_sha256, anew=anew), paths)
+            return sorted(
+                ("" if path.parent in roots else path.parent.name, path.name, digest)
+                for path, digest in zip(paths, digests, strict=True)
+            )
 
     def resolve_sampling(
         self, embodiment: Embodiment, action_space: str, options: Sampling, mode: Mode = Mode.POLICY
@@ -330,11 +346,13 @@ class Checkpoint:
             preset = replace(preset, num_steps=self.dynamics_steps)
         return options.over(preset)
 
-    def verify(self) -> None:
-        """Compare every file whose digest is recorded; raise DigestError if its bytes differ."""
+    def verify(self, anew: bool = True) -> None:
+        """Compare every file whose digest is recorded; raise DigestError if its bytes differ.
+        Without ``anew`` a digest that is remembered counts.
+        """
         for name, recorded in (self.metadata.get("sha256") or {}).items():
             path = self.root / name
-            if (digest := sha256(path)) != recorded:
+            if (digest := file_sha256(path, anew)) != recorded:
                 raise DigestError(
                     f"{path} has SHA-256 {digest}, recorded is {recorded}; download it again."
                 )
@@ -435,24 +453,6 @@ class _Collected:
             raise PreflightError(
                 f"{root} cannot be loaded, for {len(self.failures)} reasons:{listed}"
             )
-
-
-_BLOCK_BYTES, _BLOCKS = 4096, 4096  # files of up to 16 MiB are read whole
-
-
-def _sampled_sha256(paths: Iterable[Path]) -> str:
-    """SHA-256 of blocks of each file, evenly spaced, and of its size: training changes all of a
-    file, and reading the whole of a large one takes minutes.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(paths, key=lambda path: (path.name, path.parent.name)):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for start in range(0, size, max(_BLOCK_BYTES, size // _BLOCKS)):
-                file.seek(start)
-                digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
 
 
 def _require_folder(root: Path) -> None:

@@ -31,6 +31,7 @@ def evaluate(
     progress: Callable[[Progress], None] = lambda _: None,
     facts: Mapping[str, Any] | None = None,
     dynamics: Callable[[], Mapping[str, Any]] | None = None,
+    verify: bool = False,
 ) -> tuple[Report, Progress]:
     """Run the missing episodes and report on all of them.
 
@@ -44,6 +45,7 @@ def evaluate(
         facts: Further facts for the report, e.g. versions.
         dynamics: Computes figures of dynamics, if the settings have clips and the folder has no
             figures.
+        verify: Whether the checkpoint is read for its digest in any case; see :func:`check_model`.
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
@@ -51,7 +53,7 @@ def evaluate(
             started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
-    answers = check_model(settings)
+    answers = check_model(settings, verify)
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)
@@ -74,9 +76,10 @@ def evaluate(
     return report, driver.progress
 
 
-def check_model(settings: Settings) -> str | None:
+def check_model(settings: Settings, verify: bool = False) -> str | None:
     """Read the headers of a checkpoint in a folder here, or of one that replicas will divide, or
-    another project's policy; return its digest, None if only a worker knows.
+    another project's policy; return its digest, None if only a worker knows. ``verify`` reads every
+    byte of the checkpoint, on this machine, whatever is remembered of it.
 
     Raises:
         CheckpointError: They cannot be read, or are of another domain than the world's rows.
@@ -86,7 +89,7 @@ def check_model(settings: Settings) -> str | None:
     topology = settings.topology
     if settings.policy.policy is not None:
         return source_sha256(settings.policy.policy)
-    if model is None or not (topology.replicas or Path(model).is_dir()):
+    if model is None or not (verify or topology.replicas or Path(model).is_dir()):
         return None  # a hub repository is read by whoever loads it
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.engine.formats.acting import require_domain
@@ -94,6 +97,8 @@ def check_model(settings: Settings) -> str | None:
 
     checkpoint = Checkpoint.open(locate(model))
     require_domain(checkpoint, get_embodiment(settings.embodiment))
+    if verify:
+        checkpoint.read_anew()
     if topology.replicas:
         require_tp_size(checkpoint.config, topology.tp_size)
     return settings.policy.engine.answers_digest(checkpoint.digest)

@@ -57,7 +57,7 @@ class PolicySource:
         """Digest of what answers: the checkpoint, a policy's source, or what a service has stated
         since it was asked.
         """
-        return self._source_sha256 if self._backend is None else self._backend.info.model_sha256
+        return self._source_sha256 if self._backend is None else self._backend.model_sha256
 
     def policy(self, condition: Condition, arguments: Mapping[str, Any]) -> tuple[Policy, Monitor]:
         """Return an episode's policy, and what times its answers. ``arguments`` are those of

@@ -301,6 +301,7 @@ class Settings:
             control_frequency_hz=self.control_frequency,
             latency=condition.policy.latency_s or 0.0,
             film_layout="views",
+            identify=False,  # each record states what answered
         )
 
     def duration_s(self, task: str) -> float:
@@ -377,7 +378,7 @@ _TOPOLOGY = ("num_gpus", "total_shard")
 _RUN = tuple(
     option.name for option in fields(Settings) if option.name not in ("policy", "topology")
 )
-_OF_COMMAND = {"out": str, "address": str, "resume": bool}
+_OF_COMMAND = {"out": str, "address": str, "resume": bool, "verify": bool}
 OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, *_OF_COMMAND)
 """Names of all options, in TOML and (with dashes) on the command line."""
 

@@ -208,7 +208,6 @@ class Cosmos3Policy(Restorable, Policy):
         ):
             self.action_space = self.embodiment.action_space(declared)
         self.requires_images = info.requires_images
-        self.model_sha256 = info.model_sha256
         self.instruction_free_actions = info.instruction_free_actions
         self.reads_instruction = self.instruction_free_actions is None
         rename_columns(
@@ -235,6 +234,11 @@ class Cosmos3Policy(Restorable, Policy):
     def provider_name(self) -> str:
         """``"cosmos3"``."""
         return "cosmos3"
+
+    @property
+    def model_sha256(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Digest of the checkpoint behind the policy, or None; read when it is first asked for."""
+        return self.backend.model_sha256
 
     @property
     def info(self) -> BackendInfo:

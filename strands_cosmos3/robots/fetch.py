@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 import subprocess
 import sys
 import tarfile
@@ -23,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from strands_cosmos3.errors import FetchError, MissingDependencyError, ResourceNotFoundError
-from strands_cosmos3.resources import sha256, shown, storing, write_folder
+from strands_cosmos3.resources import sha256, shown, storing, user_cache, write_folder
 from strands_cosmos3.tables import read_toml
 
 DOWNLOADS = Path(__file__).with_name("downloads.toml")
@@ -104,14 +103,11 @@ def model_sources() -> Mapping[str, ModelSource]:
 
 
 def models_folder() -> Path:
-    """Folder of fetched models in the user's cache: ``$XDG_CACHE_HOME`` or ``~/.cache``, then
-    ``strands-cosmos3/robots``.
-    """
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-        / "strands-cosmos3"
-        / "robots"
-    )
+    """Folder of fetched models in the user's cache; raises ResourceNotFoundError without one."""
+    folder = user_cache("robots")
+    if folder is None:
+        raise ResourceNotFoundError("there is no home folder for models; set XDG_CACHE_HOME.")
+    return folder
 
 
 def _silent(_: str) -> None:

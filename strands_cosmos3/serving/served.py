@@ -43,6 +43,8 @@ class Inference(Protocol):
 
     @property
     def info(self) -> Any: ...
+    @property
+    def model_sha256(self) -> str | None: ...
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]: ...
     def infer(self, request: Request) -> ActionChunk: ...
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]: ...
@@ -202,12 +204,12 @@ class ServedPolicy:
             "backend": self.backend.info.name,
             "embodiment": self._embodiment.name,
             "action_space": self._space.name,
-            "model_sha256": self.backend.info.model_sha256 or "",
+            "model_sha256": self.backend.model_sha256 or "",
         }
 
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
-        digest = self.backend.info.model_sha256
+        digest = self.backend.model_sha256
         return wire.encode_metadata(self._embodiment, self._space, digest, session.is_vllm)
 
     def info(self) -> dict[str, Any]:
@@ -216,7 +218,7 @@ class ServedPolicy:
         """
         about = self.backend.info
         name = f"strands-cosmos3 {__version__} {about.name}"
-        return libero.info(name, about.model_sha256, self.seed, about.chunk_rows)
+        return libero.info(name, self.backend.model_sha256, self.seed, about.chunk_rows)
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the

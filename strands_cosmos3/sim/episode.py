@@ -63,6 +63,7 @@ class EpisodeRunner(Restorable):
             episode too.
         recording: Of a replay: the episode ends with it.
         progress: Called with simulated and total seconds.
+        identify: Whether the rollout states the digest of the policy's checkpoint.
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("_within_tick",)
@@ -81,6 +82,7 @@ class EpisodeRunner(Restorable):
     followed: Judge | None = None
     recording: LimbRecording | None = None
     progress: Callable[[float, float], None] | None = None
+    identify: bool = True
 
     def __post_init__(self) -> None:
         self.log = EpisodeLog(self.arm.dt_s, self.arm.scene.limbs)
@@ -268,7 +270,7 @@ class EpisodeRunner(Restorable):
             },
             duration_s=duration_s,
             realtime_factor=duration_s / wall_s,
-            model_sha256=planner.model_sha256,
+            model_sha256=planner.model_sha256 if self.identify else None,
             fault=log.fault,
             final_state=None if log.final_state is None else str(log.final_state),
             held=log.held,

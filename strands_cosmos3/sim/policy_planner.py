@@ -37,7 +37,6 @@ class _Planner(Restorable):
 
     STATE: ClassVar[tuple[str, ...]] = ("answer", "accepted_rows", "_seen")
     PARTS: ClassVar[tuple[str, ...]] = ("_policy",)
-    model_sha256: str | None = None
     borrowed_domain: str | None = None
     replan_rows: int | None
 
@@ -49,6 +48,11 @@ class _Planner(Restorable):
         self._policy = policy
         self._film = film
         self._seen: Any = None  # by the latest observation, for its plan
+
+    @property
+    def model_sha256(self) -> str | None:
+        """Digest of the checkpoint behind the policy, or None."""
+        return None
 
     def _images(self) -> dict[str, NDArray[np.uint8]] | None:
         return self._film.observe(self._arm.data) if self._policy.requires_images else None
@@ -67,7 +71,6 @@ class PolicyPlanner(_Planner):
     ):
         super().__init__(arm, policy, instruction, film)
         self.replan_rows = policy.replan_rows
-        self.model_sha256 = policy.model_sha256
         self.borrowed_domain = policy.borrowed_domain
         policy.set_obstacles(arm.scene.obstacles)
 
@@ -97,6 +100,10 @@ class PolicyPlanner(_Planner):
                 "this policy returns raw columns; name the arm's robot, e.g. robot='panda'."
             )
         return plan
+
+    @property
+    def model_sha256(self) -> str | None:
+        return self._policy.model_sha256
 
     @property
     def counters(self) -> Mapping[str, int]:

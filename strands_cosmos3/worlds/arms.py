@@ -420,6 +420,7 @@ class Robot(SimulatedArm):
                 followed=followed,
                 recording=recording,
                 progress=options.progress,
+                identify=options.identify,
             )
             if state is not None:
                 runner.restore(state)

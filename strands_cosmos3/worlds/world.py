@@ -193,6 +193,8 @@ class RunOptions:
         video: A film to write (.mp4); film_layout: ``full`` or ``views``.
         recorder, audience: A :class:`~strands_cosmos3.sim.dataset.RolloutRecorder` and a
             :class:`~strands_cosmos3.sim.film.RolloutListener`.
+        identify: Whether the rollout states the digest of the policy's checkpoint, which may have
+            to be read for it.
         progress: Called with simulated and total seconds.
         on_tick: Called after every tick with the session; True ends the episode (``interrupted``).
     """
@@ -207,6 +209,7 @@ class RunOptions:
     film_layout: str = "full"
     recorder: Any = None
     audience: Any = None
+    identify: bool = True
     progress: Callable[[float, float], None] | None = None
     on_tick: Callable[[Session], bool | None] | None = None
 

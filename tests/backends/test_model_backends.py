@@ -92,7 +92,7 @@ def test_both_keep_the_protocol_and_the_engine_agrees_with_the_pipeline(
     stock = make_backend("diffusers", folder, STOCK)
     assert isinstance(native, Backend)
     assert isinstance(stock, Backend)
-    assert native.info.model_sha256 == stock.info.model_sha256
+    assert native.model_sha256 == stock.model_sha256
     expected = stock.infer(question(n_rows=4))
     generator = torch.Generator().manual_seed(3)
     noise = [

@@ -3,6 +3,7 @@ the folder.
 """
 
 import json
+import os
 import pickle
 import shutil
 import struct
@@ -22,6 +23,7 @@ from strands_cosmos3.backends.diffusers import DiffusersBackend
 from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Sampling, get_embodiment
+from strands_cosmos3.engine import checkpoint as checkpoint_module
 from strands_cosmos3.engine.checkpoint import Checkpoint, _space, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -557,6 +559,47 @@ def test_a_checkpoint_whose_other_files_were_edited_has_another_digest(
     file = folder / edited
     file.write_text(file.read_text().rstrip() + "\n\n")
     assert Checkpoint.open(folder).digest != before
+
+
+@pytest.mark.parametrize("offset", [5_000, 9_999_999, -2])
+def test_every_byte_of_a_large_file_counts(checkpoints, tmp_path, offset):
+    folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
+    large = folder / "vae" / "large.bin"
+    large.touch()
+    os.truncate(large, 20_000_000)
+    before = Checkpoint.open(folder).digest
+    with large.open("r+b") as file:
+        file.seek(offset, os.SEEK_END if offset < 0 else os.SEEK_SET)
+        file.write(b"\1")
+    assert Checkpoint.open(folder).digest != before
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "action_stats.json"])
+def test_files_at_the_top_count(checkpoints, tmp_path, name):
+    folder = Path(shutil.copytree(checkpoints["silu"], tmp_path / "c"))
+    before = Checkpoint.open(folder).digest
+    with (folder / name).open("a") as file:
+        file.write(" ")
+    assert Checkpoint.open(folder).digest != before
+
+
+def test_a_digest_that_nobody_asks_for_costs_nothing(checkpoints, monkeypatch):
+    """A backend is opened and answers without; a server, a record or a resumed run asks."""
+    read = []
+    monkeypatch.setattr(
+        checkpoint_module,
+        "file_sha256",
+        lambda path, anew=False: read.append((path, anew)) or "0" * 64,
+    )
+    with closing(NativeBackend(checkpoints["silu"])) as backend:
+        assert not read
+        assert len(backend.model_sha256) == 64
+        assert read
+        assert not any(anew for _, anew in read)
+        read.clear()
+        backend.engine.checkpoint.read_anew()
+        assert read
+        assert all(anew for _, anew in read)
 
 
 def test_preflight_lists_every_failure(checkpoints, monkeypatch):

@@ -923,7 +923,7 @@ def test_answers_of_other_schemes_have_other_digests(checkpoints):
         with Cosmos3Engine.from_pretrained(
             folder, options=options, action_space="midtrain"
         ) as model:
-            backends.append(NativeBackend(model).info.model_sha256)
+            backends.append(NativeBackend(model).model_sha256)
             assert backends[-1] == options.answers_digest(model.checkpoint.digest)
     assert backends[0] != backends[1]
 

@@ -129,7 +129,7 @@ def test_a_killed_inference_process_costs_one_request_and_is_replaced(
             == decode(other.recv(timeout=10))
             == {
                 "cosmos3/action_space": "joint_pos",
-                "cosmos3/model_sha256": backend.info.model_sha256,
+                "cosmos3/model_sha256": backend.model_sha256,
             }
         )
         pid = backend.engine.ranks.handles[0].pid

@@ -200,6 +200,8 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"contract   {name} = {text}")
     if report.get("missing"):
         lines.append(f"missing    {', '.join(report['missing'])}")
+    if "sha256" in report:
+        lines.append(f"sha256     {report['sha256']}, of every byte")
     if "format" in report:
         lines.append(f"licence    {', '.join(report['licences']) or 'no file in the folder'}")
     return lines

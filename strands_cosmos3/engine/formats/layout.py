@@ -29,6 +29,7 @@ CONFIG_FILES: Mapping[str, str] = {
     "scheduler": "scheduler/scheduler_config.json",
 }
 """Part of a checkpoint -> its config in the released layout."""
+_PARTS = (*CONFIG_FILES, "text_tokenizer", "preview_decoder")
 IMPLEMENTED: Mapping[str, Mapping[str, list[Any]]] = read_toml(
     Path(__file__).with_name("implemented.toml")
 )
@@ -105,6 +106,17 @@ class Layout:
         return merged(
             [*self.recorded(), *self.contracts], str(self.root), foreign=isinstance(self, OnBase)
         )
+
+    @property
+    def roots(self) -> set[Path]:
+        """The folder, and those of its bases."""
+        return {self.root} | (set[Path]() if self.base is None else self.base.roots)
+
+    def files(self) -> set[Path]:
+        """Every file of the parts and every JSON file at the top, those of the bases included."""
+        patterns = ("*.json", *(f"{part}/**/*" for part in _PARTS))
+        found = {path for root in self.roots for each in patterns for path in root.glob(each)}
+        return {path for path in found if path.is_file()}
 
     @property
     def needs_contract(self) -> bool:

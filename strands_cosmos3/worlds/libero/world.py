@@ -286,7 +286,7 @@ class LiberoSession(Session):
             counters={"steps": simulation.steps, **counters},
             duration_s=duration_s,
             realtime_factor=duration_s / (time.perf_counter() - started),
-            model_sha256=policy.model_sha256,
+            model_sha256=policy.model_sha256 if options.identify else None,
             fault=fault,
             video=None if film is None else film.kept,
             followed=None if other is None else outcome is Outcome.FOLLOWED,
