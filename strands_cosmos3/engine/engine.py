@@ -416,7 +416,7 @@ class Cosmos3Engine(Closeable):
         self, requests: Sequence[Cosmos3ActionRequest], on_step: OnStep | None = None
     ) -> list[dict[str, Any]]:
         """Run several inferences in shared matrix products; in float32 each result equals
-        :meth:`step`'s to 1e-5.
+        :meth:`step`'s up to rounding.
 
         Requests share the latent grid, the number of action rows and the noise levels. Prompts,
         pictures, states, seeds, modes, guidance, domains and rates are each request's own. Equal

@@ -62,6 +62,14 @@ def share(found: Any, exact: Any, peer: Any, most: float = MOST) -> float:
     return value if math.isfinite(value) else math.inf
 
 
+def agree(one: Any, other: Any) -> bool:
+    """Whether two arrangements of the same sums in float32 agree where no run in float64 is at hand:
+    each may err by MOST roundings of the largest number, as a peer may.
+    """
+    one, other = torch.as_tensor(one).double(), torch.as_tensor(other).double()
+    return rms(one - other) <= 2 * MOST * ROUNDING * float(other.abs().max())
+
+
 @dataclass(frozen=True)
 class Reference:
     """What a request's answer is in float64, and by a peer: name -> numbers."""

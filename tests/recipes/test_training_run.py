@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import TextColumn
 from safetensors.torch import load_file
 
+from helpers.parity import agree
 from recipes.table_policy import predictions as decoder_stage
 from recipes.table_policy import run as run_module
 from recipes.table_policy import vae_trainer
@@ -318,7 +319,7 @@ def test_a_step_is_the_mean_of_its_parts(trained, shards, monkeypatch):
         )
     assert len(gradients[0]) > 20
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-5, rtol=1e-3, msg=name)
+        assert agree(gradients[1][name], gradient), name
 
 
 def test_a_run_keeps_its_sizes(trained, shards):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.parity import in_float64, share
 from recipes.table_policy.colour_gate import ColourGate, colour_gate
 from recipes.vae_training import (
     VaeLoss,
@@ -122,6 +123,8 @@ def test_flat_first_frames_are_the_stock_vaes():
     stock.load_state_dict(plain_state(vae))
     x = torch.rand(2, 3, 1, 64, 96) * 2 - 1
     with torch.no_grad():
-        torch.testing.assert_close(
-            vae.encode(x).latent_dist.mode(), stock.encode(x).latent_dist.mode(), rtol=0, atol=1e-5
+        found, exact, peer = (
+            model.encode(x.to(model.dtype)).latent_dist.mode()
+            for model in (vae, in_float64(stock), stock)
         )
+    assert share(found, exact, peer) <= 1
