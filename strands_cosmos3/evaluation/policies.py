@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import sys
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,11 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.evaluation.sources import sources_of
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.policy.policy import Step
+from strands_cosmos3.resources import sha256
 from strands_cosmos3.types import ActionChunk, Request
 
 
@@ -47,8 +48,9 @@ class PolicySource:
         self._options = settings.policy
         self._engine = engine
         name = self._options.policy
-        self._foreign = None if name is None else load_policy(name)
+        # first: making it may change where modules are found
         self._source_sha256 = None if name is None else source_sha256(name)
+        self._foreign = None if name is None else load_policy(name)
         self._backend_key: tuple[int | None, bool] = self._options.sampling.num_steps, True
         self._backend = self._open(*self._backend_key) if self._foreign is None else None
 
@@ -244,14 +246,15 @@ def load_policy(name: str) -> Any:
 
 
 def source_sha256(name: str) -> str:
-    """Return the SHA-256 of the files of ``module:name``: where it is named, and where it is
-    defined. Errors: as :func:`load_policy`.
+    """Return the SHA-256 of the files of ``module:name``: where it is named, where it is defined,
+    and what these import from their own folders
+    (:func:`~strands_cosmos3.evaluation.sources.sources_of`). Errors: as :func:`load_policy`.
     """
     with _blamed(ConfigError, _UNMADE.format(name)):
         modules = name.partition(":")[0], _factory(name).__module__
-        files = {getattr(sys.modules.get(module), "__file__", None) for module in modules}
-        contents = (Path(file).read_bytes() for file in sorted(filter(None, files)))
-        return hashlib.sha256(b"".join(contents)).hexdigest()
+        files = {each: path for module in modules for each, path in sources_of(module).items()}
+        digests = {each: sha256(path) for each, path in files.items()}
+        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
 
 
 def _factory(name: str) -> Any:
