@@ -98,6 +98,7 @@ def _check(path: Path) -> int:
     from strands_cosmos3.robots.drive_check import drive_faults, drive_joints, gripper_faults
     from strands_cosmos3.robots.model import has_frame, left_out, load_robot
     from strands_cosmos3.sim.scene_builder import scene_gaps
+    from strands_cosmos3.worlds.table.reach import out_of_reach
     from strands_cosmos3.worlds.table.scene import TableScene
 
     robot = get_robot(path)
@@ -111,7 +112,7 @@ def _check(path: Path) -> int:
         lines += [str(drive) for drive in drives if drive.follows]
         faults = drive_faults(drives) + gripper_faults(robot)
         if not gaps:
-            TableScene(robot=robot)
+            gaps += out_of_reach(TableScene(robot=robot))
     except (ConfigError, InputError) as error:
         faults = [str(error)]
     parent = get_embodiment(robot.embodiment or "droid").tool_frame.parent

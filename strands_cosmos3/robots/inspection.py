@@ -7,29 +7,40 @@ from pathlib import Path
 import mujoco
 import numpy as np
 
-from strands_cosmos3.embodiments import GripperConvention
+from strands_cosmos3.checks import F64
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.actuators import (
     actuators_of,
-    control_address,
     direct_actuators,
     driven_joints,
     servo_faults,
 )
+from strands_cosmos3.robots.grippers import (
+    find_gripper,
+    is_named_jaw,
+    joints_beyond,
+    turns_beside,
+)
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
-    bodies_up_from,
+    assembled,
+    has_frame,
     joint_names,
     joints_to,
     left_out,
     mujoco_errors,
 )
-from strands_cosmos3.robots.spec import Figures, GripperSpec, Limb, LimbLimits, ModelPart, RobotSpec
+from strands_cosmos3.robots.spec import Camera, Figures, Limb, LimbLimits, ModelPart, RobotSpec
 
 _LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger
 _MOST_FINGERS = 2  # joints of a finger
 _TOOL_NAMES = ("tcp", "pinch", "grasp", "ee", "attachment")
 _SIDES = ("left", "right")
+_ALIGNED = 0.9  # cosine between the axes of a site and those that were measured
+_EMBODIMENT = "droid"  # of a robot that names none
+_WRIST = "wrist"
+_LOOK_M = 0.2
 
 
 def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
@@ -51,7 +62,7 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
             "list` has the robots that need none."
         )
     with mujoco_errors(f"load {str(path)!r}"):
-        model = mujoco.MjModel.from_xml_path(str(path))
+        model = assembled((ModelPart(str(path.resolve())),)).compile()
     _require_names(model, path)
     bodies = _limb_ends(model)
     if not bodies:
@@ -63,7 +74,8 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     names = _limb_names(model, bodies)
     limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
     notes.append("title, source: what the robot is, and where its figures come from.")
-    robot = RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs)
+    cameras = _cameras(model, limbs, notes)
+    robot = RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs, cameras)
     if settings := left_out(robot):
         notes.append(f"a scene has its own; not taken over: {', '.join(settings)}.")
     return robot, notes
@@ -81,7 +93,7 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
                 raise ConfigError(
                     f"{str(path)!r} has a joint without a name on {of_body}; name it there."
                 )
-        elif _joints_beyond(model, body):
+        elif joints_beyond(model, body):
             raise ConfigError(
                 f"{str(path)!r} stands on a free or ball joint, {name!r} of {of_body}; delete that "
                 "joint from the model, which fixes the base, and joints that are not to move, such "
@@ -93,12 +105,6 @@ def _require_names(model: mujoco.MjModel, path: Path) -> None:
             f"{str(path)!r} has {len(unnamed)} actuators without a name, of "
             f"{', '.join(driven) or 'no joint'}; name them there."
         )
-
-
-def _joints_beyond(model: mujoco.MjModel, body: int) -> list[int]:
-    """The joints of bodies that a body carries."""
-    bodies = enumerate(model.jnt_bodyid.tolist())
-    return [joint for joint, link in bodies if body in bodies_up_from(model, link)[1:]]
 
 
 def _limb_ends(model: mujoco.MjModel) -> list[int]:
@@ -126,8 +132,8 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
 
 
 def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
-    """Whether the moving part at a body is a gripper's single jaw: a slide, or a joint that a
-    tendon or equality couples.
+    """Whether the moving part at a body is a gripper's single jaw: a slide, a joint that an
+    equality couples, one that is named so, or a last hinge that turns beside the hand.
     """
     if below[body] > _MOST_FINGERS or not model.body_jntnum[body]:
         return False
@@ -137,6 +143,7 @@ def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
         first.type[0] == mujoco.mjtJoint.mjJNT_SLIDE
         or any(word in first.name.lower() for word in ("grip", "finger"))
         or first.id in np.append(model.eq_obj1id[coupled], model.eq_obj2id[coupled])
+        or (below[body] == 1 and (is_named_jaw(model, first.id) or turns_beside(model, first.id)))
     )
 
 
@@ -191,7 +198,18 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         f"{name}: velocity, acceleration and jerk limits, with their source; what "
         "is left out is assumed."
     )
-    tool = _tool(model, body)
+    home = _home(model, ids, name, notes)
+    qpos = model.qpos0.copy()
+    qpos[model.jnt_qposadr[ids]] = home
+    found = find_gripper(model, body, qpos, name, notes)
+    tool, T_tool = _tool(model, body, None if found is None else found.T_hand_tool, name, notes)
+    parent = get_embodiment(_EMBODIMENT).tool_frame.parent
+    frames = {} if has_frame(model, parent) else {parent: tool or model.body(body).name}
+    if frames:
+        notes.append(
+            f"{name}: whether {frames[parent]!r} is the frame {parent!r}, whose motion an "
+            "embodiment's rows are: z out of the hand, and y along the opening of its fingers."
+        )
     return Limb(
         name,
         joints,
@@ -201,64 +219,91 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         ),
         frame=model.body(body).name,
         base=limbs_base,
-        home=tuple(_home(model, ids)),
+        home=tuple(home),
         limits=LimbLimits(
             torque=Figures(torques, "the model's force ranges") if min(torques) > 0 else None
         ),
         tool=tool,
-        tool_m=(0.0, 0.0, 0.0) if tool is None else tuple(model.site(tool).pos.tolist()),
-        gripper=_gripper(model, body, name, notes),
+        tool_m=tuple(T_tool[:3, 3].round(5).tolist()),
+        tool_quat=None if np.allclose(T_tool[:3, :3], np.eye(3)) else _quaternion(T_tool),
+        gripper=None if found is None else found.spec,
+        frames=frames,
     )
 
 
-def _home(model: mujoco.MjModel, ids: list[int]) -> list[float]:
+def _home(model: mujoco.MjModel, ids: list[int], name: str, notes: list[str]) -> list[float]:
     """The keyframe "home", or the first one, or zero moved into the joints' ranges."""
     key = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_KEY, "home")
+    if key < 0:
+        taken = f"the keyframe {model.key(0).name!r}" if model.nkey else "zero, within the ranges"
+        notes.append(
+            f"{name}: home, as the model has no keyframe 'home': {taken}. An episode begins there, "
+            "so the hand should be above the workspace, with its fingers down."
+        )
     q = model.key_qpos[max(key, 0)] if model.nkey else model.qpos0
     angles = q[model.jnt_qposadr[ids]]
     low, high = model.jnt_range[ids].T
     return np.where(model.jnt_limited[ids] > 0, np.clip(angles, low, high), angles).tolist()
 
 
-def _tool(model: mujoco.MjModel, body: int) -> str | None:
-    sites = [model.site(i).name for i in range(model.nsite) if model.site_bodyid[i] == body]
-    return next((name for word in _TOOL_NAMES for name in sites if word in name.lower()), None)
-
-
-def _gripper(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> GripperSpec | None:
-    """The joints beyond a limb's end, and the one actuator that moves them. The model does not say
-    which end is open.
+def _tool(
+    model: mujoco.MjModel, body: int, T_measured: F64 | None, name: str, notes: list[str]
+) -> tuple[str | None, F64]:
+    """A site of the hand that is called a tool centre point, unless its axes contradict the
+    fingers' motion; else the point that was measured between them. With its pose [4, 4].
     """
-    beyond = _joints_beyond(model, body)
-    actuator = next(
-        (a for a in actuators_of(model) if set(driven_joints(model, a)) & set(beyond)),
-        None,
-    )
-    if not beyond or actuator is None:
-        notes.append(
-            f"{name}: no gripper was found; describe one in a table [limbs.gripper]. Suction is "
-            "not supported."
-        )
-        return None
-    joint = next((j for j in beyond if model.actuator_trnid[actuator, 0] == j), beyond[0])
-    low, high = model.jnt_range[joint].tolist()
-    (address,) = control_address(model, [actuator])
-    closed, opened = model.actuator_ctrlrange[address].tolist()
-    if low >= high or closed >= opened:
-        notes.append(
-            f"{name}: a gripper without ranges was left out; describe it in a "
-            "table [limbs.gripper]."
-        )
-        return None
+    sites = [model.site(i) for i in range(model.nsite) if model.site_bodyid[i] == body]
+    named = [site for word in _TOOL_NAMES for site in sites if word in site.name.lower()]
+    for site in named:
+        T = np.eye(4)
+        T[:3, 3] = site.pos
+        turn = np.empty(9)
+        mujoco.mju_quat2Mat(turn, site.quat)
+        T[:3, :3] = turn.reshape(3, 3)
+        if T_measured is None:
+            return site.name, T
+        aligned = np.abs(np.diag(T[:3, :3].T @ T_measured[:3, :3]))
+        if aligned.min() > _ALIGNED and T[:3, 2] @ T_measured[:3, 2] > 0:
+            return site.name, T
+    if T_measured is None:
+        return None, np.eye(4)
+    names = {model.site(i).name for i in range(model.nsite)}
+    tool = f"{name}_tcp" if name in _SIDES else "tcp"
+    while tool in names:
+        tool = f"measured_{tool}"
+    refused = f" ({named[0].name!r} of the model does not point out of the hand)" if named else ""
     notes.append(
-        f"{name}: whether the gripper is open at the upper ends {high:g} and {opened:g}, as "
-        "assumed; else exchange."
+        f"{name}: tool_m and tool_quat of {tool!r}, measured between the finger tips{refused}."
     )
-    driven = joint_names(
-        model, (j for j in beyond if np.allclose(model.jnt_range[j], model.jnt_range[joint]))
-    )
-    unit = "m" if model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE else "rad"
-    command = GripperConvention(opened, closed, "ctrl")
-    return GripperSpec(
-        driven, model.actuator(actuator).name, GripperConvention(high, low, unit), command
-    )
+    return tool, T_measured
+
+
+def _quaternion(T: F64) -> tuple[float, float, float, float]:
+    quat = np.empty(4)
+    mujoco.mju_mat2Quat(quat, T[:3, :3].flatten())
+    w, x, y, z = quat.round(6).tolist()
+    return w, x, y, z
+
+
+def _cameras(
+    model: mujoco.MjModel, limbs: tuple[Limb, ...], notes: list[str]
+) -> tuple[Camera, ...]:
+    """The only limb's wrist camera: the model's of that name, or the only one on its last link."""
+    (first, *further) = limbs
+    carried = model.body_weldid[model.cam_bodyid] == model.body_weldid[model.body(first.frame).id]
+    fixed = model.cam_mode == mujoco.mjtCamLight.mjCAMLIGHT_FIXED
+    on_hand = [model.camera(i) for i in np.flatnonzero(carried & fixed).tolist()]
+    chosen = [camera for camera in on_hand if camera.name == _WRIST] or on_hand
+    if further or len(chosen) != 1:
+        if not further:
+            notes.append(f"cameras: none is named {_WRIST!r}; add one in a table [[cameras]].")
+        return ()
+    (camera,) = chosen
+    turn = np.empty(9)
+    mujoco.mju_quat2Mat(turn, camera.quat)
+    _, up, back = turn.reshape(3, 3).T
+    body = model.body(int(camera.bodyid[0])).name
+    target = tuple((camera.pos - _LOOK_M * back).round(5).tolist())
+    position = tuple(camera.pos.tolist())
+    fovy = float(camera.fovy[0])
+    return (Camera(_WRIST, body, position, target, fovy, tuple(up.round(6).tolist())),)
