@@ -110,7 +110,7 @@ class Train:
 
     def _post_train(self, console: Console, closed_loop: ClosedLoop) -> Path:
         from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-        from strands_cosmos3.training.arm_windows import ArmKeys
+        from strands_cosmos3.training.arm_columns import ArmKeys
         from strands_cosmos3.training.post import PostTraining
         from strands_cosmos3.training.sharding import processes, rank_0_first
 
@@ -135,8 +135,9 @@ class Train:
                     shard,
                     closed_loop,
                 )
+            each = post.windows.frames_per_row
             console.print(
-                f"{len(post.windows)} windows; trained: "
+                f"{len(post.windows)} windows{f' of every {each}. frame' * (each > 1)}; trained: "
                 f"{', '.join(post.trained[:6])}{' ...' * (len(post.trained) > 6)}"
             )
             return post.run()

@@ -69,7 +69,12 @@ def merge_datasets(
                     f"{part.root} has features that are not read and would be lost: "
                     f"{', '.join(part.info.foreign)}; merge it with LeRobot."
                 )
-            _require_films(part)
+            for key in part.spec.cameras:
+                if lacking := part.episodes_without(key):
+                    raise DatasetFormatError(
+                        f"episode {lacking[0]} of {part.root} has no film of {key!r}; leave it out "
+                        "with LeRobot (lerobot-edit-dataset, delete_episodes) to merge the others."
+                    )
             if differences := parts[0].spec.differences(part.spec):
                 raise DatasetMismatchError(
                     f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."
@@ -78,16 +83,6 @@ def merge_datasets(
         with files.writing(root):
             write_folder(root, lambda unfinished: merge.run(unfinished, progress))
     return Dataset(root)
-
-
-def _require_films(part: Dataset) -> None:
-    """Raise DatasetFormatError if an episode lacks a camera."""
-    for key, places in part._index.videos.items():
-        if (absent := np.flatnonzero(places.min(axis=1) < 0)).size:
-            raise DatasetFormatError(
-                f"episode {absent[0]} of {part.root} has no film of {key!r}; leave it out with "
-                "LeRobot (lerobot-edit-dataset, delete_episodes) to merge the others."
-            )
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,11 @@ class Dataset(Closeable):
         return (self[i] for i in range(len(self)))
 
     @typed()
+    def episodes_without(self, camera: str) -> tuple[int, ...]:
+        """Return the episodes that have no film of a camera."""
+        return tuple(np.flatnonzero(self._index.videos[camera][:, 0] < 0).tolist())
+
+    @typed()
     def column(self, key: str) -> NDArray[Any]:
         """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is
         1).
@@ -272,12 +277,6 @@ class RecordedEpisode:
         return self.dataset._index.tasks(self.index)
 
     @property
-    def cameras(self) -> tuple[str, ...]:
-        """Keys of the cameras of which this episode has a film."""
-        videos = self.dataset._index.videos
-        return tuple(key for key, places in videos.items() if places[self.index].min() >= 0)
-
-    @property
     def task(self) -> str:
         """Instruction of the first frame. Raises DatasetFormatError if its task index has no
         instruction.
@@ -333,11 +332,10 @@ class RecordedEpisode:
             for row in (range(n)[rows] if isinstance(rows, slice) else rows)
         ]
         index = dataset._index
-        chunk, file, first = place = index.videos[camera][self.index].tolist()
-        if min(place) < 0:
+        chunk, file, first = index.videos[camera][self.index].tolist()
+        if chunk < 0:
             raise DatasetFormatError(
-                f"episode {self.index} of {dataset.root} has no film of {camera!r}; it has "
-                f"{', '.join(self.cameras) or 'none'}."
+                f"episode {self.index} of {dataset.root} has no film of {camera!r}."
             )
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
         end = partial(index.film_end, camera, (chunk, file))

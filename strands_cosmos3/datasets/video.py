@@ -41,7 +41,7 @@ _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
 _SAMPLED_FRAMES = 8  # of an episode, for the statistics
 _FILES_OPEN = 6
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
-_PADDING_PX = 128  # a codec may round each side of a picture up to its blocks
+_PADDING_PX = 512  # a codec may round each side of a picture up to its blocks and edges
 RATE_TOLERANCE = 1e-3  # a film's rate that differs by more from the dataset's is another one
 
 

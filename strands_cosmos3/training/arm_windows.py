@@ -9,7 +9,6 @@ which are the recorded actions, and an expert's answers for several goals (``str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +20,9 @@ from strands_cosmos3.actions.controller_rows import METHOD as CONTROLLER_METHOD
 from strands_cosmos3.actions.stats import ActionStats, denormalize_chunk, stats_for
 from strands_cosmos3.checks import F64
 from strands_cosmos3.datasets import (
-    ACTION,
-    EE_POSE,
-    STATE,
     Dataset,
-    RecordedEpisode,
-    camera_key,
 )
-from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows, state_columns
+from strands_cosmos3.datasets.arm_rows import state_columns
 from strands_cosmos3.datasets.reader import action_info
 from strands_cosmos3.datasets.spec import EXPERT, INSTRUCTIONS, LABELLED
 from strands_cosmos3.embodiments import Embodiment
@@ -38,6 +32,7 @@ from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.resources import write_json
+from strands_cosmos3.training.arm_columns import ArmColumns, ArmKeys
 from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.windows import Batch, cached_latents
 
@@ -45,64 +40,6 @@ LATENTS = "latents.npy"
 _MIN_RANGE = 1e-4
 _VALIDATION_BATCHES = 16
 _DROPOUT = 0.08  # fraction of windows that read the empty caption
-
-
-@dataclass(frozen=True)
-class ArmKeys:
-    """Names of the features that are read. For rows in a controller's units, only actions and
-    cameras are.
-    """
-
-    pose: str = EE_POSE  # [7] position [m] and quaternion xyzw of the Cosmos frame in the base
-    state: str = STATE  # joint angles [rad] and, last, the measured open fraction
-    gripper_command: str = ACTION  # its last column is the commanded open fraction
-    # the rig's three in its order, else from left to right; empty means what the dataset has
-    cameras: tuple[str, ...] = ()
-
-    def resolved(self, dataset: Dataset, embodiment: Embodiment) -> ArmKeys:
-        """Return the names with the dataset's cameras; raise ConfigError if a feature is missing
-        or has another shape.
-        """
-        features = dataset.spec.features
-        rig = () if embodiment.rig is None else tuple(map(camera_key, embodiment.rig.views))
-        found = tuple(dataset.spec.cameras)
-        cameras = self.cameras or (rig if rig and set(rig) <= set(found) else found)
-        told = embodiment.in_controller_units
-        motion = (ACTION,) if told else (self.pose, self.state, self.gripper_command)
-        missing = [key for key in (*motion, *cameras) if key not in features]
-        if missing or len(cameras) not in ((1, 2) if told else (1, 3)):
-            raise ConfigError(
-                f"the dataset has {', '.join(features)}; {', '.join(missing) or 'the cameras'} "
-                "cannot be used. Name "
-                + ("one or two cameras." if told else
-                   "the pose, the state, the gripper's commands, and one "
-                   "camera or the rig's three.")
-            )  # fmt: skip
-        recorded = action_info(dataset).get("embodiment")
-        if told and recorded != embodiment.name:
-            raise ConfigError(
-                f"the dataset's actions are of {recorded!r}, not of {embodiment.name!r}; its info "
-                "must name the embodiment."
-            )
-        if isinstance(recorded, str) and recorded != embodiment.name:
-            raise ConfigError(
-                f"the dataset was recorded for embodiment {recorded!r} and not for "
-                f"{embodiment.name!r}: its poses are of "
-                f"another frame. Give --embodiment {recorded}."
-            )
-        if embodiment.fps is not None and dataset.spec.fps != embodiment.fps:
-            raise ConfigError(
-                f"the dataset has {dataset.spec.fps} frames a second, and {embodiment.name!r} "
-                f"{embodiment.fps:g} rows; record "
-                "it at that rate."
-            )
-        if not told and features[self.pose].shape != (7,):
-            raise ConfigError(
-                f"{self.pose!r} must hold 7 numbers (position, quaternion xyzw), not "
-                f"{features[self.pose].shape}: windows are "
-                "made of episodes of one arm."
-            )
-        return replace(self, cameras=cameras)
 
 
 class ArmWindows:
@@ -135,6 +72,7 @@ class ArmWindows:
         self._how = how
         self._embodiment = embodiment
         self._space = checkpoint.require_space()
+        self._columns = ArmColumns(dataset, embodiment, keys)
         self._rows = rows = embodiment.chunk_rows(self._space)
         self._frames = how.policy_frames or next(iter(checkpoint.policy_frames), rows + 1)
         device = torch.device("cpu")
@@ -155,7 +93,8 @@ class ArmWindows:
             )
         )
         lengths = dataset.lengths
-        every = action_info(dataset).get("pictures_every", how.every)
+        self.frames_per_row = step = self._columns.every
+        every = action_info(dataset).get("pictures_every", how.every * step)
         # recorded actions go on after the end as the last one, and the end of an episode is where a
         # gripper opens
         beyond = rows - 1 if embodiment.in_controller_units and self._frames == 1 else 0
@@ -166,12 +105,12 @@ class ArmWindows:
             for t in (
                 np.flatnonzero(dataset[e][LABELLED])
                 if self._instructions
-                else range(0, int(lengths[e]) - rows + beyond, every)
+                else range(0, int(lengths[e]) - (rows - beyond) * step, every)
             )
         ]
         if not starts:
             raise ConfigError(
-                f"no episode is longer than a chunk of {rows} rows; the longest has "
+                f"no episode is longer than a chunk of {rows * step} frames; the longest has "
                 f"{int(lengths.max())} frames."
             )
         self._ids: dict[str, tuple[int, ...]] = {}  # of an instruction's caption
@@ -241,26 +180,28 @@ class ArmWindows:
         """
         recorded = self._dataset[episode]
         count = self._rows
-        span = slice(t, t + count + 1)
+        columns = self._columns
+        span = columns.span(t, count)
         views = [
-            recorded.frames(key, range(t, t + self._frames)) if seen
+            recorded.frames(key, range(t, t + self._frames * columns.every, columns.every))
+            if seen
             else np.zeros((self._frames, *self._dataset.spec.features[key].shape), np.uint8)
             for key in self._keys.cameras
         ]  # fmt: skip
         mode = "policy" if self._frames == 1 else "inverse_dynamics"
-        tasks = self._instructions or (recorded.task,)
+        tasks = self._instructions or (recorded.task_at(t),)
         raw: dict[str, Any] = {"images": self._composed(views), "task": tasks[0], "mode": mode}
         if self._space == "joint_pos":
-            measured = np.asarray(recorded[self._keys.state][span], np.float64)
+            measured = columns.state(recorded, span)
             raw["state"] = measured[0].tolist()
             rows = measured[:-1]  # row 0 is the command for now
         else:
-            rows = _midtrain_rows(recorded, self._embodiment, self._keys, span)[:count]
+            rows = columns.rows(recorded, span)[:count]
             rows = np.concatenate([rows, np.repeat(rows[-1:], count - len(rows), axis=0)])
             if self._checkpoint.state_row is not None:
-                pose = poses_of(recorded[self._keys.pose][t : t + 1])
-                opening = np.asarray(recorded[self._keys.state][t : t + 1], np.float64)[:, -1]
-                raw["state"] = state_columns(pose, opening)[0].tolist()
+                now = slice(t, t + 1)
+                opening = columns.state(recorded, now)[:, -1]
+                raw["state"] = state_columns(columns.poses(recorded, now), opening)[0].tolist()
         chunks = [rows]
         if self._instructions:
             answers = np.asarray(recorded[EXPERT][t], np.float64)
@@ -329,24 +270,13 @@ def _ids_of(processed: Any) -> tuple[int, ...]:
     return tuple(processed.text_ids[0].tolist())
 
 
-def _midtrain_rows(
-    episode: RecordedEpisode, embodiment: Embodiment, keys: ArmKeys, span: slice
-) -> F64:
-    """Return the ``midtrain`` rows of an episode's frames: a controller's commands, or what was
-    executed after each frame but the last.
-    """
-    if embodiment.in_controller_units:
-        return np.asarray(episode[ACTION][span], np.float64)
-    command = np.asarray(episode[keys.gripper_command][span], np.float64)[:, -1]
-    return raw_rows(poses_of(episode[keys.pose][span]), command)[:-1]
-
-
 def row_statistics(dataset: Dataset, embodiment: Embodiment, keys: ArmKeys) -> ActionStats:
     """Return 1 % and 99 % quantiles (apart even in a constant column), mean and deviation of
     ``midtrain`` rows, by column. ``keys``: as for :class:`ArmWindows`.
     """
-    every = slice(None)
-    joined = np.concatenate([_midtrain_rows(e, embodiment, keys, every) for e in dataset])
+    columns = ArmColumns(dataset, embodiment, keys)
+    every = slice(None, None, columns.every)
+    joined = np.concatenate([columns.rows(episode, every) for episode in dataset])
     low, high = np.quantile(joined, [0.01, 0.99], axis=0)
     apart = np.where(high - low < _MIN_RANGE, _MIN_RANGE / 2, 0.0)
     if embodiment.stats is None:

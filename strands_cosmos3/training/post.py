@@ -34,9 +34,9 @@ from strands_cosmos3.training.adapters import (
     replace_weights,
     train_only,
 )
+from strands_cosmos3.training.arm_columns import ArmKeys
 from strands_cosmos3.training.arm_windows import (
     LATENTS,
-    ArmKeys,
     ArmWindows,
     row_statistics,
     write_statistics,

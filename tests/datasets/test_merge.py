@@ -174,7 +174,7 @@ FILMS = {
     "other orders of frames": ({"begin": 1}, {"b_frames": 3}, {"begin": 3}),
     "AV1 that begins later": ({"codec": "libsvtav1"}, {"codec": "libsvtav1", "begin": 3}, {}),
     "VP9": tuple({"codec": "libvpx-vp9", "begin": begin} for begin in (0, 1, 0)),
-    "HEVC between H.264": ({}, {"codec": "libx265"}, {"begin": 1}),
+    "VP9 between H.264": ({}, {"codec": "libvpx-vp9"}, {"begin": 1}),
 }
 
 

@@ -28,7 +28,7 @@ from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import PANDA, get_robot, write_robot
 from strands_cosmos3.robots.spec import ModelPart
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.training.arm_windows import ArmKeys
+from strands_cosmos3.training.arm_columns import ArmKeys
 from strands_cosmos3.types import ActionChunk, Request, Rollout
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend

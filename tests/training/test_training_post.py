@@ -32,7 +32,7 @@ from strands_cosmos3.training.adapters import (
     released_key,
     train_only,
 )
-from strands_cosmos3.training.arm_windows import ArmKeys
+from strands_cosmos3.training.arm_columns import ArmKeys
 from strands_cosmos3.training.flow import read_prompts
 from strands_cosmos3.training.matching import DataShard
 from strands_cosmos3.training.options import PostConfig
