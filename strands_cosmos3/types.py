@@ -187,14 +187,6 @@ class Observation:
         _set(other, q_anchor_rad=finite_array(q_anchor_rad, "q_anchor_rad", self.q_rad.shape))
         return other
 
-    def at_motion_time(self, t_motion_s: float) -> Observation:
-        """Return this observation with another time on the motion's clock; the pictures are
-        shared.
-        """
-        other = copy.copy(self)
-        _set(other, t_motion_s=t_motion_s)
-        return other
-
 
 @dataclass(frozen=True, eq=False)
 class Request:

@@ -230,9 +230,13 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
     require_file(path, ResourceNotFoundError, hint="Name the file of a video.")
     try:
         with av.open(str(path)) as container:
-            timed = not container.format.flags & _NO_TIMESTAMPS
-            times = ((frame.time if timed else None, frame) for frame in container.decode(video=0))
-            kept = _at_rate(times, max_frames, fps, str(path))
+            if container.format.flags & _NO_TIMESTAMPS and max_frames > 1:
+                raise InputError(
+                    f"{str(path)!r} does not say when its frames were taken. Put it into a "
+                    "container that does, with the rate at which it was filmed: ffmpeg -r RATE -i "
+                    "FILM OUT.mp4."
+                )
+            kept = _at_rate(container.decode(video=0), max_frames, fps, str(path))
             frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in kept]
     except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
@@ -241,37 +245,29 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
     return np.stack(frames)
 
 
-def _at_rate(
-    decoded: Iterable[tuple[float | None, Any]], max_frames: int, fps: float, film: str
-) -> Iterator[Any]:
-    """Of frames with their times [s], those nearest to ``k / fps`` seconds after the first, as far
-    as the film goes.
+def _at_rate(decoded: Iterable[Any], max_frames: int, fps: float, film: str) -> Iterator[Any]:
+    """Of a film's frames, those nearest to ``k / fps`` seconds after the first, as far as it
+    goes.
     """
-    period_s, kept, first_s, before = 1.0 / fps, 0, None, None
-    for stamp_s, frame in decoded:
-        if before is None:
+    first_s = before_s = due_s = 0.0
+    kept = 0
+    for frame in decoded:
+        at_s = (frame.time or 0.0) - first_s
+        if not kept:
+            first_s, at_s = at_s, 0.0
+        off_s = _OFF_TIME / fps
+        if at_s > due_s + off_s:
+            raise InputError(
+                f"{film!r} has frames {before_s:.3f} s and {at_s:.3f} s after its first, and "
+                f"{fps:g} a second are needed: none is at {due_s:.3f} s. Give a film of {fps:g} "
+                "frames a second, or of a whole multiple; ffmpeg -i FILM -vf "
+                f"minterpolate=fps={fps:g} OUT.mp4 makes one."
+            )
+        # a frame is the nearest if the next one, as far ahead as the last one lies behind, is not
+        if at_s >= due_s - min(off_s, (at_s - before_s) / 2):
             yield frame
-            first_s, before, kept = stamp_s, (0.0, frame), 1
+            kept += 1
+            due_s = kept / fps
         if kept == max_frames:
             return
-        if stamp_s is None or first_s is None:
-            raise InputError(
-                f"{film!r} does not say when its frames were taken. Put it into a container that "
-                "does, with the rate at which it was filmed: ffmpeg -r RATE -i FILM OUT.mp4."
-            )
-        after = (stamp_s - first_s, frame)
-        while kept < max_frames and after[0] >= (due_s := kept * period_s):
-            nearest = min(before, after, key=lambda taken: abs(taken[0] - due_s))
-            if abs(nearest[0] - due_s) > _OFF_TIME * period_s:
-                raise InputError(
-                    f"{film!r} has frames {before[0]:.3f} s and {after[0]:.3f} s after its first, "
-                    f"and {fps:g} a second are needed: none is at {due_s:.3f} s. Give a film of "
-                    f"{fps:g} frames a second, or of a whole multiple; ffmpeg -i FILM -vf "
-                    f"minterpolate=fps={fps:g} OUT.mp4 makes one."
-                )
-            yield nearest[1]
-            kept += 1
-        before = after
-    late_s = kept * period_s - (0.0 if before is None else before[0])
-    if kept < max_frames and late_s <= _OFF_TIME * period_s and before is not None:
-        yield before[1]  # the last, a little early
+        before_s = at_s

@@ -171,10 +171,9 @@ class PolicyArm:
         limits = self._all_limits
         rows = chunk.action.copy()
         q_rad = rows[:, :-1]
-        if q_rad.shape[1] == len(limits.q_min):
-            inside = q_rad.clip(limits.q_min, limits.q_max)
-            np.copyto(q_rad, inside, where=np.abs(q_rad - inside) <= _ROUNDING_RAD)
-        limits.require_rows(q_rad, answer_error, f"{_NOT_EXECUTED} {self._robot.name!r}.")
+        remedy = f"{_NOT_EXECUTED} {self._robot.name!r}."
+        limits.require_rows(q_rad, answer_error, remedy, _ROUNDING_RAD)
+        q_rad.clip(limits.q_min, limits.q_max, out=q_rad)
         return replace(chunk, action=rows)
 
     @staticmethod

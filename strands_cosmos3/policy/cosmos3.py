@@ -435,7 +435,7 @@ class Cosmos3Policy(Restorable, Policy):
         with self._planning:
             observation = self._observation(observation_dict, 0.0)
             pending = self._pending_steps(observation)
-            observation = observation.at_motion_time(float(self._timeline_s[-1 - pending]))
+            observation = replace(observation, t_motion_s=float(self._timeline_s[-1 - pending]))
             plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
@@ -715,7 +715,6 @@ def _joint_path(
         t_s, q_rad = plan.row_times_s, plan.action[:, :-1]
     else:
         return None
-    if t_s[0] > 0:
-        t_s, q_rad = np.append(0.0, t_s), np.vstack((observation.q_rad, q_rad))
+    t_s, q_rad = np.append(0.0, t_s), np.vstack((observation.q_rad, q_rad))
     path: list[F64] = [np.interp(motion_s, t_s, angles_rad) for angles_rad in q_rad.T]
     return np.column_stack(path)

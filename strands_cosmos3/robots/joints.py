@@ -184,16 +184,20 @@ class JointLimits:
                 "e.g. to its home position."
             )
 
-    def require_rows(self, q_rad: F64, error: type[Cosmos3Error], remedy: str) -> None:
-        """Raise an error with a remedy unless rows [T, n] command every joint inside its range."""
+    def require_rows(
+        self, q_rad: F64, error: type[Cosmos3Error], remedy: str, tolerance_rad: float = 0.0
+    ) -> None:
+        """Raise an error with a remedy if rows [T, n] command a joint outside its range by more
+        than a tolerance.
+        """
         if q_rad.shape[1] != len(self.q_min):
             raise error(
                 f"the rows have {q_rad.shape[1]} joints, but the arm has "
                 f"{len(self.q_min)}; {remedy}"
             )
-        inside = (q_rad >= self.q_min) & (q_rad <= self.q_max)
-        for row in np.flatnonzero(~inside.all(axis=1))[:1]:
-            raise error(f"row {row}: {self.outside(q_rad[row])}; {remedy}")
+        for row, angles_rad in enumerate(q_rad):
+            if (outside := self.outside(angles_rad, tolerance_rad)) is not None:
+                raise error(f"row {row}: {outside}; {remedy}")
 
     def only(self, joints: NDArray[np.bool_]) -> JointLimits:
         """Return the limits of some of the joints, without the hand's."""

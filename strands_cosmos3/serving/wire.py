@@ -114,7 +114,12 @@ _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
 _LARGEST_M = 10.0  # of a hand's position; larger ones are centimetres or millimetres
 _BEYOND_CLOSED = 0.2  # by which a measured gripper may lie outside 0..1; more is another unit
-_BEYOND_COMMANDED = 1.0  # likewise a commanded one, which is clipped: models overshoot
+# the largest command by column, and its unit; a gripper's is clipped, as models overshoot
+_COMMANDED = {
+    **{f"joint_{i}": (_LARGEST_RAD, "rad of zero; degrees are not read") for i in range(7)},
+    **dict.fromkeys("xyz", (_LARGEST_M, "m of zero; millimetres are not read")),
+    "gripper": (2.0, "of zero, and 0 is open and 1 is closed"),
+}
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
 """Longer prompts are refused before they reach a model: its time grows with the square of their
@@ -635,28 +640,13 @@ def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
         value = f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}"
         raise ServiceChunkError(f"{value}; the chunk is not executed.")
-    if space.meaning == "joint_position":
-        _require_within(rows, space, range(7), -_LARGEST_RAD, _LARGEST_RAD, "rad, not degrees")
-    elif space.meaning == "pose_absolute":
-        metres = "m, not centimetres or millimetres"
-        _require_within(rows, space, range(3), -_LARGEST_M, _LARGEST_M, metres)
-    if space in (JOINT_POS, POSE_ABS):
-        low, high = -_BEYOND_COMMANDED, 1 + _BEYOND_COMMANDED
-        _require_within(rows, space, range(7, 8), low, high, "where 0 is open and 1 is closed")
-
-
-def _require_within(
-    rows: NDArray[Any], space: ActionSpace, columns: range, low: float, high: float, unit: str
-) -> None:
-    """Raise ServiceChunkError if some columns have numbers that their unit cannot have."""
-    values = rows[:, columns]
-    wild = np.argwhere((values < low) | (values > high))
-    if len(wild):
-        row, column = int(wild[0, 0]), columns[int(wild[0, 1])]
-        raise ServiceChunkError(
-            f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]:.6g}; it is "
-            f"from {low:.4g} to {high:.4g} {unit}. The chunk is not executed."
-        )
+    for column, name in enumerate(space.columns if space in (JOINT_POS, POSE_ABS) else ()):
+        largest, unit = _COMMANDED.get(name, (np.inf, ""))
+        if abs(wild := max(rows[:, column], key=abs)) > largest:
+            raise ServiceChunkError(
+                f"column {column} ({name}) of the action holds {wild:.6g}; it lies within "
+                f"{largest:.4g} {unit}. The chunk is not executed."
+            )
 
 
 def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> ActionChunk:

@@ -18,14 +18,14 @@ from strands_cosmos3.errors import InputError  # noqa: E402
 PER_S = 90  # levels
 
 
-def film(path, stamps_s, fps, codec="libx264", pixels="yuv420p", container=None):
+def film(path, stamps_s, fps, codec="libx264", pixels="yuv420p", container=None, per_s=PER_S):
     """A film with a frame at each time; without times, at its rate."""
     with av.open(str(path), "w", format=container) as out:
         stream = out.add_stream(codec, rate=Fraction(fps).limit_denominator(1001))
         stream.height, stream.width, stream.pix_fmt = 32, 48, pixels
         stream.codec_context.time_base = Fraction(1, 9000)
         for at_s in stamps_s:
-            level = np.full((32, 48, 3), round(20 + PER_S * at_s), np.uint8)
+            level = np.full((32, 48, 3), round(20 + per_s * at_s), np.uint8)
             frame = av.VideoFrame.from_ndarray(level, format="rgb24")
             frame.pts, frame.time_base = round(9000 * at_s), Fraction(1, 9000)
             out.mux(stream.encode(frame))
@@ -37,8 +37,8 @@ def even(fps, seconds=2.2):
     return np.arange(int(seconds * fps) + 1) / float(fps)
 
 
-def taken_s(clip):
-    return (clip.mean(axis=(1, 2, 3)) - 20) / PER_S
+def taken_s(clip, per_s=PER_S):
+    return (clip.mean(axis=(1, 2, 3)) - 20) / per_s
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,13 @@ def test_frames_are_those_of_the_rows_times(tmp_path, name, fps, rows_fps):
     expected = np.arange(7) / rows_fps
     within = expected <= 2.2
     np.testing.assert_allclose(taken_s(clip), expected[within], atol=1.5 / PER_S)
+
+
+@pytest.mark.parametrize("fps", [195, 225, 240])
+def test_of_several_frames_that_are_near_enough_the_nearest_is_read(tmp_path, fps):
+    path = film(tmp_path / "fast.mp4", even(fps, 0.3), fps, per_s=750)
+    clip = read_clip(path, 5, 15)
+    np.testing.assert_allclose(taken_s(clip, 750), np.arange(5) / 15, atol=0.002)
 
 
 @pytest.mark.parametrize("fps", [30, 45, 75])
