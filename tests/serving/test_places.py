@@ -168,6 +168,7 @@ def test_connections_that_are_closed_again_count_no_more(serve):
         raw(server.port).close()
         assert get(server.port, "/healthz") == (200, "OK\n")
     assert server.metrics.cut_off["crowded"] == 0
+    assert len(server._places.open()) <= 8
 
 
 @pytest.mark.parametrize(("files", "most"), [(1024, 512), (700, 188), (64, 64), (-1, 512)])
