@@ -359,8 +359,8 @@ class ReplayBackend(Backend):
                 "e.g. robot='panda', and its embodiment."
             )
         due_s = request.t_motion_s + space.row_times_s(request.n_rows, recording.fps)
-        poses = dict[str, F64]()
-        grippers = dict[str, F64]()
+        poses: dict[str, F64] = {}
+        grippers: dict[str, F64] = {}
         for name, motion in motions.items():
             ahead, grippers[name] = motion.at(due_s)
             poses[name] = np.concatenate((anchors[name][None], ahead))

@@ -147,9 +147,9 @@ def read_info(root: Path) -> Info:
     _require_version(root, raw.get("codebase_version"))
     try:
         fps: Any = raw.get("fps")
-        parsed = dict[str, Feature]()
-        foreign = dict[str, str]()
-        misnamed = set[str]()
+        parsed: dict[str, Feature] = {}
+        foreign: dict[str, str] = {}
+        misnamed: set[str] = set()
         for key, value in instance_of(raw.get("features"), dict, "features").items():
             if key not in BOOKKEEPING:
                 try:
@@ -318,7 +318,7 @@ def _unpacked(footer: Any, names: Sequence[str], columns: Sequence[str]) -> tupl
 
 def shared_texts(column: Any) -> list[Any]:
     """Return an Arrow column as a list in which equal texts are one object."""
-    values = list[Any]()
+    values: list[Any] = []
     for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         if isinstance(chunk, pa.DictionaryArray):
             texts = chunk.dictionary.to_pylist()
@@ -506,7 +506,7 @@ class EpisodeIndex:
         if not n:
             return pa.table({name: pa.array([], pa.int64()) for name in names})
         optional = ("tasks", NOTE, *(f"{_META}/{name}" for name in _FILE_INDEX), *films)
-        tables = list[Any]()
+        tables: list[Any] = []
         left = n
         for path in episode_files(root):
             if left > 0:
@@ -539,7 +539,7 @@ class EpisodeIndex:
         """[episodes, 3] chunk, file, and index of the first frame in that file; -1 where the index
         does not give them, which matters only to those who ask for this film.
         """
-        columns = list[Any]()
+        columns: list[Any] = []
         for name in (f"videos/{key}/{name}" for name in _FILM):
             known = name in self._table.column_names and is_numeric(self._table.column(name).type)
             columns.append(self._table.column(name).to_numpy() if known else np.full(len(self), -1))

@@ -311,7 +311,7 @@ class FrameReader:
             start + round((first + run[0]) / self._fps / stream.time_base), stream=stream
         )
         off = dict.fromkeys(run, Fraction(1))
-        frames = dict[int, Any]()
+        frames: dict[int, Any] = {}
         for frame in container.decode(stream):
             time = (frame.pts - start) * stream.time_base * self._fps - first
             row = round(time)

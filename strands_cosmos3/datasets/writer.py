@@ -368,7 +368,7 @@ class DatasetWriter(Closeable):
             "task_index": np.full(n, self._tasks.index(task)),
         }
         stats = {key: column_stats(values) for key, values in full.items()}
-        videos = dict[str, bytes]()
+        videos: dict[str, bytes] = {}
         for key, camera in cameras.items():
             videos[key], stats[key] = camera.finish()
         self._pending.append(FinishedEpisode(full, videos, stats, n, task, note))

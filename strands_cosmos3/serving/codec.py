@@ -229,7 +229,7 @@ def _walk(frame: bytes, limits: Limits) -> None:
     text = 0
     # values left in the innermost container, the first being the message, and in those around it
     left = 1
-    outer = list[int]()
+    outer: list[int] = []
     while True:
         while not left:
             if not outer:

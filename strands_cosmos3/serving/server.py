@@ -116,7 +116,7 @@ class PolicyServer:
 
     def __enter__(self) -> PolicyServer:
         ready = threading.Event()
-        failed = list[Cosmos3Error]()
+        failed: list[Cosmos3Error] = []
 
         def body() -> None:
             try:

@@ -398,7 +398,7 @@ def _read_pictures(
 ) -> tuple[dict[str, Any], NDArray[np.uint8] | None]:
     """Return the views by name, and the composite, as far as the message has them."""
     rig = embodiment.rig
-    views = dict[str, NDArray[np.uint8]]()
+    views: dict[str, NDArray[np.uint8]] = {}
     keys = () if rig is None else _keys(rig, "observation/exterior_image_0_left" in message)
     missing = [key for key in keys if key not in message]
     if rig is not None and not missing:

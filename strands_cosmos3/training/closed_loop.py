@@ -64,7 +64,7 @@ def measure(checkpoint: Path, how: ClosedLoop) -> Mapping[str, float]:
     ``<task>_s``, if there was one.
     """
     runner = AssignmentRunner(how.settings(checkpoint))
-    found = dict[str, float]()
+    found: dict[str, float] = {}
     try:
         records = [runner.run(assignment) for assignment in runner.settings.plan()]
     finally:

@@ -135,7 +135,7 @@ class Loop:
         """
         last = min(self.config.steps, self.config.steps if until is None else until)
         saved = time.monotonic()
-        since = list[Metrics]()
+        since: list[Metrics] = []
         try:
             while self.step < last:
                 since.append(metrics := self._train_step())
@@ -177,8 +177,8 @@ class Loop:
             group["lr"] = highest * rate
         self.model.zero_grad(set_to_none=True)
         draws = self.config.accumulate
-        losses = list[torch.Tensor]()
-        seen = list[LossMetrics]()
+        losses: list[torch.Tensor] = []
+        seen: list[LossMetrics] = []
         for i in range(draws):
             loss, metrics = self._loss(self.step * draws + i)
             (loss / draws).backward()

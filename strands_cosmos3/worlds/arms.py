@@ -578,7 +578,7 @@ class ArmSession(Session):
         ahead = len(motion.nominal_s) - 1
         last = min(rows or len(plan.t_s), ahead) - 1
         begun = 0
-        touched = list[bool]()
+        touched: list[bool] = []
         try:
             while True:
                 reference = executor.reference

@@ -34,7 +34,7 @@ def require_acting(
     """
     checkpoint.require_contract(stated_fields)
     metadata = checkpoint.metadata
-    wrong = list[str]()
+    wrong: list[str] = []
     if other := _other_domain(checkpoint, embodiment):
         wrong.append(f"{other}; pass embodiment={metadata['domain']!r}, {_REMEDY}")
     if checkpoint.needs_contract and metadata["action_space"] != space.name:

@@ -131,7 +131,7 @@ class Learner:
     def _features(self) -> F64:
         """Return what the value reads of each group's state [G, D + 1]."""
         count, size = len(self._groups), self.config.batch
-        parts = list[F64]()
+        parts: list[F64] = []
         for chosen in np.array_split(np.arange(count), -(-count // size)):
             batch = self._batch(chosen, np.zeros_like(chosen), plain=False)
             sigma = self.sigmas[:1].expand(len(chosen))
