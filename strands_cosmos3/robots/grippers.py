@@ -43,10 +43,6 @@ _LEAST_STEP_M = 1e-4
 _FRACTIONS = np.linspace(0.0, 1.0, 6)
 
 
-_Picked = dict[int, NDArray[np.intp]]
-"""Of points of bodies (ids), the indices of some."""
-
-
 def joints_beyond(model: mujoco.MjModel, body: int) -> list[int]:
     """Return the ids of the joints of bodies that a body carries."""
     bodies = enumerate(model.jnt_bodyid.tolist())
@@ -244,15 +240,16 @@ class _Motion:
         self.hand, self.joints, self.home = hand, joints, home
         self.fingers: list[int] = []
         self._still = ~of_gripper
-        of_still = [j for j in range(model.njnt) if j not in joints]
-        kept = [np.arange(model.jnt_qposadr[j], _next_address(model, j)) for j in of_still]
-        self._kept = np.concatenate([np.empty(0, int), *kept])
+        joint_of_qpos = np.repeat(np.arange(model.njnt), np.diff([*model.jnt_qposadr, model.nq]))
+        self._kept = ~np.isin(joint_of_qpos, joints)
         weld = model.body_weldid
-        self._of_hand = np.flatnonzero(weld == weld[hand])
-        self._carried = np.array(
-            sorted({b for b in range(model.nbody) if hand in bodies_up_from(model, b)})
-        )
-        self._sides: tuple[_Picked, _Picked] = ({}, {})
+        of_hand = np.flatnonzero(weld == weld[hand])
+        carried = [b for b in range(model.nbody) if hand in bodies_up_from(model, b)]
+        self._bodies = np.union1d(carried, of_hand)
+        sizes = [len(points_of(model, self.data, [body])) for body in self._bodies]
+        self._owner = np.repeat(self._bodies, sizes)
+        self._is_hand = np.isin(self._owner, of_hand)
+        self._sides: list[NDArray[np.intp]] = []
 
     def at(self, actuator: int, ctrl: F64) -> list[F64]:
         """Settle at each control; return the configurations [nq]."""
@@ -260,8 +257,8 @@ class _Motion:
         (address,) = control_address(model, [actuator])
         settled: list[F64] = []
         mujoco.mj_resetData(model, data)
+        data.qpos[:] = self.home
         for value in ctrl.tolist():
-            data.qpos[self._kept] = self.home[self._kept]
             data.ctrl[address] = value
             for _ in range(round(_SETTLE_S / model.opt.timestep)):
                 mujoco.mj_step(model, data)
@@ -274,44 +271,33 @@ class _Motion:
         """Find the finger tips: what moves farthest between two configurations, and to which
         side. False if nothing moves.
         """
-        moving = np.setdiff1d(self._carried, self._of_hand).tolist()
-        before, after = (self._points(q, moving) for q in (first, second))
-        ways = {body: after[body] - before[body] for body in moving if len(before[body])}
-        if not ways:
+        way = self._points(second) - self._points(first)
+        way[self._is_hand] = 0.0
+        far_m = np.linalg.norm(way, axis=1)
+        most_m = far_m.max(initial=0.0)
+        if not most_m > _STILL:  # or it diverged
             return False
-        every = np.concatenate(list(ways.values()))
-        far_m = np.linalg.norm(every, axis=1)
-        if not far_m.max() > _STILL:  # or it diverged
-            return False
-        direction = every[far_m.argmax()] / far_m.max()
-        for body, way in ways.items():
-            tips = np.linalg.norm(way, axis=1) > _TIPS * far_m.max()
-            for side, sign in zip(self._sides, (1.0, -1.0), strict=True):
-                if (picked := np.flatnonzero(tips & (sign * (way @ direction) > 0))).size:
-                    side[body] = picked
-        if not self._sides[1]:
-            self._oppose(first, second)
-        self.fingers = [self._holder(side) for side in self._sides if side]
+        along = way @ way[far_m.argmax()]
+        are_tips = far_m > _TIPS * most_m
+        one, other = (np.flatnonzero(are_tips & (sign * along > 0)) for sign in (1.0, -1.0))
+        self._sides = [one, other if other.size else self._facing(one, first, second)]
+        self.fingers = [self._holder(side) for side in self._sides if side.size]
         return len(set(self.fingers)) == len(self._sides)
 
-    def _oppose(self, *ends: F64) -> None:
-        """Let the hand be the other finger of a single jaw: its points that the jaw's tips are
-        nearest to, at the end where they are.
+    def _facing(self, tips: NDArray[np.intp], *ends: F64) -> NDArray[np.intp]:
+        """The other finger of a single jaw: the points of the hand that the jaw's tips are nearest
+        to, at the end where they are.
         """
-        nearest: list[tuple[float, _Picked]] = []
+        of_hand = np.flatnonzero(self._is_hand)
+        if not of_hand.size:
+            return of_hand
+        nearest: list[tuple[float, NDArray[np.intp]]] = []
         for q in ends:
-            points = self._points(q, [*self._sides[0], *self._of_hand.tolist()])
-            tips = np.concatenate([points[body][picked] for body, picked in self._sides[0].items()])
-            of_hand = {b: points[b] for b in self._of_hand.tolist() if len(points[b])}
-            if not of_hand:
-                return
-            owner = np.concatenate([np.full(len(of), body) for body, of in of_hand.items()])
-            index = np.concatenate([np.arange(len(of)) for of in of_hand.values()])
-            apart_m = np.linalg.norm(tips[:, None] - np.concatenate([*of_hand.values()]), axis=-1)
-            met = np.unique(apart_m.argmin(axis=1))
-            side = {int(b): index[met][owner[met] == b] for b in np.unique(owner[met])}
-            nearest.append((float(apart_m.min(axis=1).mean()), side))
-        self._sides[1].update(min(nearest, key=lambda found: found[0])[1])
+            points = self._points(q)
+            apart_m = np.linalg.norm(points[tips, None] - points[of_hand], axis=-1)
+            met = of_hand[np.unique(apart_m.argmin(axis=1))]
+            nearest.append((float(apart_m.min(axis=1).mean()), met))
+        return min(nearest, key=lambda found: found[0])[1]
 
     def gap(self, q: F64, nearest: bool = False) -> float:
         """Distance of the two sides' finger tips: of their nearest points, or of their middles."""
@@ -343,24 +329,19 @@ class _Motion:
 
     def _tips(self, q: F64) -> tuple[F64, F64]:
         """The points [n, 3] of each side's finger tips, in the world."""
-        points = self._points(q, [body for side in self._sides for body in side])
-        one, other = (
-            np.concatenate([points[body][picked] for body, picked in side.items()])
-            for side in self._sides
-        )
+        points = self._points(q)
+        one, other = (points[side] for side in self._sides)
         return one, other
 
-    def _points(self, q: F64, bodies: list[int]) -> dict[int, F64]:
+    def _points(self, q: F64) -> F64:
+        """The points [n, 3] of hand and gripper, in the world."""
         self.data.qpos[:] = q
         mujoco.mj_kinematics(self.model, self.data)
-        return {body: points_of(self.model, self.data, [body]) for body in bodies}
+        return points_of(self.model, self.data, self._bodies)
 
-    def _holder(self, side: _Picked) -> int:
+    def _holder(self, side: NDArray[np.intp]) -> int:
         """The last body of a side's tips that can touch things, such as a pad."""
         model = self.model
         solid = model.geom_bodyid[(model.geom_contype | model.geom_conaffinity) > 0]
-        return max(side, key=lambda body: (body in solid, len(bodies_up_from(model, body))))
-
-
-def _next_address(model: mujoco.MjModel, joint: int) -> int:
-    return int(model.jnt_qposadr[joint + 1]) if joint + 1 < model.njnt else int(model.nq)
+        bodies = np.unique(self._owner[side]).tolist()
+        return max(bodies, key=lambda body: (body in solid, len(bodies_up_from(model, body))))
