@@ -101,12 +101,12 @@ class JointDrive:
         )
 
 
-_found: dict[str, list[str]] = {}  # faults, by the digest of a robot and its compiled model
+_driven: dict[str, list[JointDrive]] = {}  # by the digest of a robot and its compiled model
 
 
 def require_following(robot: RobotSpec, arm: str | Path | None = None) -> None:
     """Drive a robot, unless it is one of this package, and raise ConfigError if a joint or a
-    gripper does not follow. What was found is remembered while the process lives.
+    gripper does not follow.
 
     Args:
         arm: Another model of the robot, as for :func:`~strands_cosmos3.robots.model.load_robot`.
@@ -114,13 +114,7 @@ def require_following(robot: RobotSpec, arm: str | Path | None = None) -> None:
     if arm is None and packaged_robots().get(robot.name) == robot:
         return
     with robot.named_in_errors():
-        model = load_robot(robot, simulated=True, arm=arm)
-        compiled = np.empty(mujoco.mj_sizeModel(model), np.uint8)
-        mujoco.mj_saveModel(model, None, compiled)
-        key = sha256(compiled.tobytes() + repr(robot).encode()).hexdigest()
-        if key not in _found:
-            _found[key] = drive_faults(drive_joints(robot, arm)) + gripper_faults(robot, arm)
-        if faults := _found[key]:
+        if faults := drive_faults(drive_joints(robot, arm)) + gripper_faults(robot, arm):
             raise ConfigError(
                 f"robot {robot.name!r} does not move as commanded. {' '.join(faults)}"
             )
@@ -138,7 +132,8 @@ def drive_joints(robot: RobotSpec, arm: str | Path | None = None) -> list[JointD
     as far; and return what was measured.
 
     The model is the robot's own, with a scene's physics; its servos are commanded as in a scene. In
-    the larger motion nothing touches. ``arm`` is another model, as for ``load_robot``.
+    the larger motion nothing touches. ``arm`` is another model, as for ``load_robot``. What was
+    measured of a model is remembered while the process lives.
 
     Raises:
         ConfigError: An actuator is not a position servo; further errors as ``load_robot``.
@@ -150,19 +145,12 @@ def drive_joints(robot: RobotSpec, arm: str | Path | None = None) -> list[JointD
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)
         limits = all_limits(model, robot)
-    check = _Check(model, servo, robot, limits)
-    drives = [
-        check.drive(name, moving)
-        for name, moving in zip(robot.joints, np.eye(servo.n), strict=True)
-    ]
-    sum_m = sum(drive.hand_error_m for drive in drives)
-    # else those are named that have more than half of the mean
-    allowed_m = inf if sum_m <= LARGEST_HAND_ERROR_M else sum_m / (2 * servo.n)
-    together = np.full(servo.n, _TOGETHER)
-    return [replace(drive, allowed_error_m=allowed_m) for drive in drives] + [
-        check.drive(f"all joints, {feed_forward.value}", together, feed_forward)
-        for feed_forward in (FeedForward.VELOCITY, FeedForward.COMPUTED_TORQUE)
-    ]
+    compiled = np.empty(mujoco.mj_sizeModel(model), np.uint8)
+    mujoco.mj_saveModel(model, None, compiled)
+    key = sha256(compiled.tobytes() + repr(robot).encode()).hexdigest()
+    if key not in _driven:
+        _driven[key] = _Check(model, servo, robot, limits).drive_all()
+    return _driven[key]
 
 
 def gripper_faults(robot: RobotSpec, arm: str | Path | None = None) -> list[str]:
@@ -212,6 +200,19 @@ class _Check:
     servo: JointServo
     robot: RobotSpec
     limits: JointLimits
+
+    def drive_all(self) -> list[JointDrive]:
+        """Each joint in turn, then all together with either feed-forward."""
+        n = self.servo.n
+        alone = [self.drive(*named) for named in zip(self.robot.joints, np.eye(n), strict=True)]
+        sum_m = sum(drive.hand_error_m for drive in alone)
+        # else those are named that have more than half of the mean
+        allowed_m = inf if sum_m <= LARGEST_HAND_ERROR_M else sum_m / (2 * n)
+        together = [
+            self.drive(f"all joints, {feed_forward.value}", np.full(n, _TOGETHER), feed_forward)
+            for feed_forward in (FeedForward.VELOCITY, FeedForward.COMPUTED_TORQUE)
+        ]
+        return [replace(drive, allowed_error_m=allowed_m) for drive in alone] + together
 
     def drive(
         self, name: str, moving: F64, feed_forward: FeedForward = FeedForward.VELOCITY

@@ -110,13 +110,13 @@ def _springs(arm: Draft) -> None:
             '<site site="ceiling"/><site site="tcp"/></spatial></tendon>'
         )
 
-    arm.pick(linear, linear, progressive, cable, rope, strong)
+    arm.pick(linear, linear, progressive, progressive, cable, cable, rope, strong)
 
 
 def _damping(arm: Draft) -> None:
     def linear() -> None:
         for i in arm.some(6):
-            arm.of_joints[i]["damping"] = f"{arm.kd[i] * arm.between(0.02, 2)}"
+            arm.of_joints[i]["damping"] = f"{arm.kd[i] * arm.between(0.02, 0.8)}"
 
     def progressive() -> None:
         for i in arm.some(3):
@@ -155,7 +155,7 @@ def _gravity_compensation(arm: Draft) -> None:
         by_actuators()
         arm.of_joints[1] |= {"actuatorgravcomp": "true", "actuatorfrcrange": "-6 6"}
 
-    arm.pick(by_actuators, by_actuators, by_bodies, too_weak)
+    arm.pick(*[by_actuators] * 4, by_bodies, by_bodies, too_weak)
 
 
 def _options(arm: Draft) -> None:
@@ -241,7 +241,7 @@ def _gears(arm: Draft) -> None:
 
 def _gains(arm: Draft) -> None:
     def scaled() -> None:
-        factor = arm.between(0.15, 4)
+        factor = arm.between(0.25, 4)
         arm.kp *= factor
         arm.kd *= factor * arm.rng.uniform(0.5, 1.5)
 
@@ -261,7 +261,7 @@ def _gains(arm: Draft) -> None:
         arm.kp *= 0.02
         arm.kd *= 0.02
 
-    arm.pick(scaled, scaled, of_motors, of_motors, motor, feeble)
+    arm.pick(scaled, scaled, scaled, of_motors, of_motors, of_motors, motor, feeble)
 
 
 def _drives(arm: Draft) -> None:
@@ -492,14 +492,16 @@ class Verdict:
         reason: What it says otherwise.
         rollouts: By feed-forward, the refusal, or the hand's mean error in mm of a reach.
         outcomes: By feed-forward, how the reach ended.
+        names: What the model names: a refusal has to have one of these.
     """
 
     approved: bool
     reason: str
     rollouts: dict[str, str | float]
     outcomes: dict[str, str]
+    names: tuple[str, ...]
 
-    def silent(self, names: list[str]) -> str | None:
+    def silent(self) -> str | None:
         """What is wrong with it: an approved arm that does not follow, or a refusal that is not
         shared or names nothing of the model; None if nothing is.
         """
@@ -511,7 +513,7 @@ class Verdict:
             if not self.approved and isinstance(rollout, float):
                 return f"refused ({self.reason}), but {feed_forward}: {rollout:.3f} mm"
         for text in [] if self.approved else [self.reason, *map(str, self.rollouts.values())]:
-            if not any(name in text for name in names):
+            if not any(name in text for name in self.names):
                 return f"refused without a name: {text}"
         return None
 
@@ -531,7 +533,14 @@ def judged(arm: GeneratedArm) -> Verdict:
             rollouts[feed_forward] = str(error)
             continue
         rollouts[feed_forward], outcomes[feed_forward] = _reach(robot, arm)
-    return Verdict(status == 0, reason, rollouts, outcomes)
+    spec = mujoco.MjSpec.from_file(str(arm.model))
+    names = tuple(
+        part.name
+        for parts in (spec.joints, spec.actuators, spec.tendons, spec.bodies)
+        for part in parts
+        if part.name and part.name not in ("arm", "stand")
+    )
+    return Verdict(status == 0, reason, rollouts, outcomes, names)
 
 
 def _reach(robot: Robot, arm: GeneratedArm) -> tuple[float, str]:
