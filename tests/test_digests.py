@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import time
 
 import pytest
@@ -90,7 +91,7 @@ def test_a_file_is_read_anew_where_that_is_asked(reads, file, tmp_path, caplog):
         lambda entry: entry.write_text(entry.read_text().replace('"sha256": "', '"sha256": "0')),
         lambda entry: entry.write_text(entry.read_text().replace('"inode"', '"node"')),
         lambda entry: (entry.unlink(), entry.mkdir()),
-        lambda entry: (entry.unlink(), os.mkfifo(entry)),
+        lambda entry: (entry.unlink(), os.mknod(entry, stat.S_IFSOCK | 0o600)),
     ],
 )
 def test_a_damaged_memory_costs_time_only(reads, file, tmp_path, damage):

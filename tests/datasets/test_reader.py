@@ -7,6 +7,7 @@ import os
 import pickle
 import re
 import shutil
+import stat
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -164,7 +165,7 @@ def replaced(name: str, value: Any) -> Any:
     "template",
     [
         "../{file_index}.parquet",
-        "/etc/passwd",
+        "/nowhere/secret",
         "data/../../{chunk_index}",
         "{chunk_index.__class__}",
         "{0}",
@@ -568,10 +569,10 @@ def test_links_of_the_index_that_lead_elsewhere_are_not_followed(write, tmp_path
 @pytest.mark.parametrize(
     "file", [INDEX, ROWS, "meta/tasks.parquet", f"videos/{WRIST}/chunk-000/file-000.mp4"]
 )
-def test_pipes_are_not_opened(write, file: str):
+def test_what_is_no_ordinary_file_is_not_opened(write, file: str):
     root = write([3])
     (root / file).unlink()
-    os.mkfifo(root / file)
+    os.mknod(root / file, stat.S_IFSOCK | 0o600)
     with pytest.raises(DatasetFormatError, match="ordinary file"), Dataset(root) as dataset:
         _ = dataset[0][ACTION], dataset[0].frames(WRIST)
 
