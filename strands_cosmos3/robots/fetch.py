@@ -110,14 +110,10 @@ def models_folder() -> Path:
     return folder
 
 
-def _silent(_: str) -> None:
-    pass
-
-
 def fetch_model(
     source: ModelSource,
     wheels: str | Path | None = None,
-    progress: Callable[[str], object] = _silent,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> Path:
     """Return the path of a model, which is downloaded first if it is not in the cache.
 

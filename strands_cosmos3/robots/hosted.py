@@ -211,9 +211,7 @@ def servo_lead_of(model: mujoco.MjModel, namespace: str, joints: Sequence[str]) 
     """
     ids = [_find(model, _JOINT, namespace, name) for name in joints]
     actuators = [actuator for joint in ids for actuator in direct_actuators(model, joint)[:1]]
-    if len(actuators) < len(ids):
-        return None
-    if servo_faults(model, actuators):
+    if len(actuators) < len(ids) or servo_faults(model, actuators):
         return None
     law = position_servos(model, actuators)
     if law.filtered.any() or (law.ctrl_per_rad != 1).any() or law.ctrl_at_zero.any():

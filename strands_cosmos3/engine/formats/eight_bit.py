@@ -144,9 +144,13 @@ def _facts(stated: Any, where: Path) -> Iterator[tuple[str, Any]]:
         block = {name: _spelt(name, value) for name, value in block.items()}
         require_implemented(block, "quantization", where, _INSTEAD)
         maker = _part(block, "producer", where).get("name")
-        yield from _given("quant_method", block.get("quant_method") or maker)
-        yield from _given("quant_algo", block.get("quant_algo"))
-        yield from _given("quant_algo", block.get("quant_type"))
+        for fact, value in (
+            ("quant_method", block.get("quant_method") or maker),
+            ("quant_algo", block.get("quant_algo")),
+            ("quant_algo", block.get("quant_type")),
+        ):
+            if value:
+                yield fact, value
         runtime = _part(block, "runtime", where)
         require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
         if runtime.get(_POLICY) is not None:
@@ -154,11 +158,6 @@ def _facts(stated: Any, where: Path) -> Iterator[tuple[str, Any]]:
         for group in _part(block, "config_groups", where).values():
             yield "input_activations", _rounds_activations(_object(group, where), where)
         block = _part(block, "quantization", where)
-
-
-def _given(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if value:
-        yield name, value
 
 
 def _spelt(name: str, value: Any) -> Any:
