@@ -146,10 +146,8 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
-        whole_number(self.max_clients, "max_clients", 1)
-        whole_number(self.max_batch, "max_batch", 1)
-        whole_number(self.max_fragments, "max_fragments", 1)
-        whole_number(self.max_pending, "max_pending", 1)
+        for name in ("max_clients", "max_batch", "max_fragments", "max_pending"):
+            whole_number(getattr(self, name), name, 1)
         if self.max_per_address is not None:
             whole_number(self.max_per_address, "max_per_address", 1)
         for name in ("grace_s", "idle_s", "queue_s", "body_s", "message_s"):
