@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,7 +47,6 @@ class PolicySource:
         self._options = settings.policy
         self._engine = engine
         name = self._options.policy
-        # first: making it may change where modules are found
         self._source_sha256 = None if name is None else source_sha256(name)
         self._foreign = None if name is None else load_policy(name)
         self._backend_key: tuple[int | None, bool] = self._options.sampling.num_steps, True
@@ -247,14 +245,13 @@ def load_policy(name: str) -> Any:
 
 def source_sha256(name: str) -> str:
     """Return the SHA-256 of the files of ``module:name``: where it is named, where it is defined,
-    and what these import from their own folders
+    and what these name in their own folders
     (:func:`~strands_cosmos3.evaluation.sources.sources_of`). Errors: as :func:`load_policy`.
     """
     with _blamed(ConfigError, _UNMADE.format(name)):
         modules = name.partition(":")[0], _factory(name).__module__
-        files = {each: path for module in modules for each, path in sources_of(module).items()}
-        digests = {each: sha256(path) for each, path in files.items()}
-        return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+        digests = {sha256(path) for module in modules for path in sources_of(module)}
+        return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
 
 
 def _factory(name: str) -> Any:

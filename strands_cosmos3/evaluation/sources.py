@@ -1,90 +1,44 @@
-"""The source of a policy of another project: its module, and what that imports from its own
-folder, found without running any of it.
-"""
+"""The source of a policy of another project: its module, and what that names in its own folder."""
 
 from __future__ import annotations
 
-import ast
-import importlib
-from collections.abc import Iterator
-from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec, resolve_name
+import re
+import sys
 from pathlib import Path
 
 _INSTALLED = {"site-packages", "dist-packages"}
+_COMPILED = ".so"
 
 
-def sources_of(module: str) -> dict[str, Path]:
-    """Return the files of a module, of its packages, and of all modules that these import from
-    the folder in which it was found, by name; not installed ones, this package, or what is named
-    only at run time.
+def sources_of(module: str) -> set[Path]:
+    """Return the files of an imported module, and of all modules in the folder in which it was
+    found whose names, with those of their folders, stand anywhere in the source of these.
 
-    An ``import_module`` of a literal name counts as an import. Of an installed module, its own
-    package alone is searched.
+    So every import counts, wherever and however it is written, and at worst a module too many,
+    whose name is also another word. What is installed, this package, and names that are put
+    together at run time do not count. Of an installed module, its own package alone is searched.
     """
-    importlib.invalidate_caches()
-    found: dict[str, Path] = {}
-    own = module.partition(".")[0]
-    folder = next((_folder_of(spec) for spec in _specs(own)), None)
-    waiting = [module]
-    while waiting and folder is not None:
-        for spec in _specs(waiting.pop()):
-            if spec.name in found or not spec.has_location or spec.origin is None:
-                continue
-            path = Path(spec.origin)
-            top = spec.name.partition(".")[0]
-            elsewhere = not path.is_relative_to(folder) or top == "strands_cosmos3"
-            if elsewhere or (top != own and not _INSTALLED.isdisjoint(path.parts)):
-                continue
-            found[spec.name] = path
-            waiting.extend(_imports(spec, path))
-    return found
-
-
-def _specs(name: str) -> Iterator[ModuleSpec]:
-    """Yield the specs of a module's packages and of itself, as far as they are found."""
-    top, *rest = name.split(".")
-    try:
-        spec = find_spec(top)
-    except (ImportError, ValueError):  # ValueError: __main__, and no name at all
-        return
-    while spec is not None:
-        yield spec
-        if not rest or spec.submodule_search_locations is None:
-            return
-        inner = f"{spec.name}.{rest.pop(0)}"
-        spec = PathFinder.find_spec(inner, list(spec.submodule_search_locations))
-
-
-def _folder_of(spec: ModuleSpec) -> Path | None:
-    """Return the folder in which a module at the top was found."""
-    if spec.submodule_search_locations:
-        return Path(next(iter(spec.submodule_search_locations))).parent
-    return Path(spec.origin).parent if spec.origin else None
-
-
-def _imports(spec: ModuleSpec, path: Path) -> Iterator[str]:
-    """Yield every name that a module's source imports, those of a module's members among them."""
-    try:
-        tree = ast.parse(path.read_bytes() if path.suffix == ".py" else b"")
-    except (SyntaxError, ValueError):  # imported nowhere, or by another Python
-        return
-    package = spec.name if spec.submodule_search_locations else spec.parent
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (alias.name for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                try:
-                    base = resolve_name("." * level + (module or ""), package)
-                except ImportError:  # above the top
-                    continue
-                yield from (base, *(f"{base}.{alias.name}" for alias in names))
-            case ast.Call(
-                func=ast.Name(id="import_module" | "__import__")
-                | ast.Attribute(attr="import_module"),
-                args=[ast.Constant(value=str(name)), *_],
-            ) if not name.startswith("."):
-                yield name
-            case _:
-                pass
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return set()
+    top = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")].resolve()
+    package = module.partition(".")[0]
+    installed = not _INSTALLED.isdisjoint(top.parts)
+    words = {"__init__", *module.split(".")}
+    found = {top}
+    while (
+        named := {
+            path.resolve()
+            for folder in found
+            for path in folder.glob("*")
+            if (name := path.name.partition(".")[0]) in words - {"strands_cosmos3"}
+            and (path.suffix in (".py", _COMPILED) or path.is_dir())
+            and (name == package or not installed or folder != top)
+        }
+        - found
+    ):
+        found |= named
+        for path in named:
+            if path.suffix == ".py":
+                words.update(re.findall(r"\w+", path.read_text(errors="replace")))
+    return {path for path in found if path.is_file()}

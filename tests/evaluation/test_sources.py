@@ -1,8 +1,10 @@
 """Which files are a policy's source."""
 
 import sys
+from pathlib import Path
 
 import pytest
+import rich
 
 from strands_cosmos3.evaluation.policies import source_sha256
 from strands_cosmos3.evaluation.sources import sources_of
@@ -74,14 +76,27 @@ def test_what_a_policy_imports_from_its_folder_counts(
     assert source_sha256(f"{name}:Policy") != before
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_folders_in_a_circle_are_searched_once(project, tmp_path, linked):
+    name = project({"NAME.py": POLICY.format(late="import lib.lib.again"), "lib/again.py": ""})
+    if linked:
+        for link in ("lib", "again"):
+            (tmp_path / "lib" / link).symlink_to(tmp_path, target_is_directory=True)
+    source_sha256(f"{name}:Policy")
+    assert sources_of(name) == {tmp_path / f"{name}.py", tmp_path / "lib/again.py"}
+
+
 def test_what_is_installed_and_this_package_do_not_count(project, tmp_path):
     name = project(
         {
-            "NAME.py": "import os, numpy, strands_cosmos3.types, nowhere\nfrom .. import above",
-            "NAME_bad.py": "print 'another Python'",
+            "NAME.py": POLICY.format(late="import os, numpy, strands_cosmos3.types, nowhere"),
+            "strands_cosmos3/__init__.py": "",
+            "strands_cosmos3/types.py": "",
         }
     )
-    assert set(sources_of(name)) == {name}
-    assert set(sources_of(f"{name}_bad")) == {f"{name}_bad"}
-    assert {source.partition(".")[0] for source in sources_of("rich")} == {"rich"}
-    assert sources_of("sys") == sources_of("nowhere") == {}
+    source_sha256(f"{name}:Policy")
+    assert sources_of(name) == {tmp_path / f"{name}.py"}
+    installed = Path(rich.__file__).parent
+    assert {installed / "__init__.py", installed / "console.py"} <= sources_of("rich")
+    assert all(path.is_relative_to(installed) for path in sources_of("rich"))
+    assert sources_of("sys") == sources_of("nowhere") == set()
