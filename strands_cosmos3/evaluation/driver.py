@@ -22,12 +22,12 @@ import ray
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.cluster import Reply
-from strands_cosmos3.evaluation.folder import Record, RunFolder, without_times
+from strands_cosmos3.evaluation.folder import RunFolder, without_times
 from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.statistics import achieved
+from strands_cosmos3.evaluation.statistics import Record, achieved
 from strands_cosmos3.sim.interrupt import deferred_interrupt
 
 if TYPE_CHECKING:
@@ -234,7 +234,6 @@ class Driver(Places):
                 "another --out."
             )
         self._answered_by.add(model_sha256)
-        self.folder.answered_by(model_sha256)
 
     def _store(self, job: _Job, record: Record) -> None:
         record["times"]["attempt"] = job.attempts

@@ -4,15 +4,16 @@ settings.
 ::
 
     run/run.json                                    format, settings of the last start, versions,
-                                                    what its episodes are and who answered them
+                                                    and the folder's id
     run/episodes/<condition>/<task>/<index>.json    one episode
     run/films/<condition>/<task>-<index>.mp4        a failure, filmed; "-differs": another result
     run/dynamics.json                               forward and inverse dynamics, if requested
     run/report.json, run/report.html                the report
 
 An episode whose file has the right identity is never run again. The files are the only state, so
-after a kill at any moment the next start sees exactly the finished episodes. Each has a checksum:
-an episode whose file was damaged, edited, or copied from another place is run again.
+after a kill at any moment the next start sees exactly the finished episodes. Each has a checksum
+and its folder's id: an episode whose file was damaged, edited, or copied from another place is run
+again.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from strands_cosmos3.checks import differences
 from strands_cosmos3.errors import ConfigError, EvaluationError
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings, digest_of
+from strands_cosmos3.evaluation.statistics import Record, figures_of, loop_latency
 from strands_cosmos3.resources import (
     UNFINISHED,
     Closeable,
@@ -41,33 +44,15 @@ from strands_cosmos3.resources import (
 
 FORMAT = 3
 """Of the records and of what identifies them."""
-Record = dict[str, Any]
-_ANSWERED_BY = "model_sha256"
 _FIELDS: Mapping[str, Any] = {
-    "condition": str,
-    "outcome": str,
-    "duration_s": int | float,
     "counters": dict,
     "times": dict,
-    "identity": dict,
-    "digest": str,
-}
-"""What every record has, by type."""
-_FIELDS_IF_ANY: Mapping[str, Any] = {
     "success": bool | None,
-    "followed": bool | None,
+    "duration_s": int | float,
     "fault": str | None,
-    _ANSWERED_BY: str | None,
-    "latency_clock": str | None,
-    **dict.fromkeys(("tracking", "seam_rad_s", "latency_ms"), dict | None),
+    "held": str | None,
+    "model_sha256": str | None,
 }
-_FIGURES: Mapping[str, tuple[str, ...]] = {
-    "counters": ("idle_ticks",),
-    "tracking": ("mean_mm", "max_mm"),
-    "seam_rad_s": ("p50",),
-    "latency_ms": ("max",),
-}
-"""Numbers that a report reads of an object, where it has entries."""
 
 
 class RunFolder(Closeable):
@@ -105,34 +90,16 @@ class RunFolder(Closeable):
                     f"{self.path} was written by another version of this package, whose episodes "
                     "are not comparable; choose another --out."
                 )
-            self._start = start if _is_whole(start) else {}
-            self._rows = {
-                "/".join(a.row): settings.digest(a) for a in settings.plan() if not a.index
-            }
+            if stored:  # None, where it was lost, is no reason to run them again
+                self._id = start.get("id") if _is_whole(start) else None
+            else:
+                self._id = uuid4().hex
             self._lock = stack.pop_all()
 
     def write_start(self, facts: Mapping[str, Any]) -> None:
         """Store the settings and further facts of a start."""
-        self._write_start(
-            {
-                "format": FORMAT,
-                "settings": self.settings.to_dict(),
-                **facts,
-                **{name: self._start[name] for name in (_ANSWERED_BY,) if name in self._start},
-                "rows": {**self._start.get("rows", {}), **self._rows},
-            }
-        )
-
-    def answered_by(self, model_sha256: str | None) -> None:
-        """Keep the digest of what answers this folder's episodes."""
-        if _ANSWERED_BY not in self._start or self._start[_ANSWERED_BY] != model_sha256:
-            self._start[_ANSWERED_BY] = model_sha256
-            if "format" in self._start:
-                self._write_start(self._start)
-
-    def _write_start(self, start: Mapping[str, Any]) -> None:
-        self._start = _with_checksum(start)
-        write_json(self.path / "run.json", self._start)
+        start = {"format": FORMAT, "id": self._id, "settings": self.settings.to_dict(), **facts}
+        write_json(self.path / "run.json", _with_checksum(start))
 
     def episode_path(self, assignment: Assignment) -> Path:
         """Return the path of an episode."""
@@ -163,7 +130,7 @@ class RunFolder(Closeable):
         if not path.exists():
             return None
         record = _json(path)
-        if not _is_record(record) or self._is_copied(record, assignment):
+        if not self._is_sound(record, assignment):
             self.damaged.append(path)
             return None
         if record["digest"] != self.settings.digest(assignment):
@@ -173,20 +140,25 @@ class RunFolder(Closeable):
             )
         return record
 
-    def _is_copied(self, record: Record, assignment: Assignment) -> bool:
-        """Return whether a record is of another place: another episode's, or of a folder with other
-        settings or another policy than :meth:`write_start` has kept of this one.
+    def _is_sound(self, record: Record, assignment: Assignment) -> bool:
+        """Return whether a record is whole, that of an episode, of this folder, and such that a
+        report can be made of it: its checksum may be right, and its contents another version's.
         """
-        identity = record["identity"]
-        if (record["condition"], identity.get("task"), identity.get("index")) != assignment.key:
-            return True
-        row = "/".join(assignment.row)
-        other_settings = record["digest"] != self.settings.digest(assignment)
-        if other_settings and self._start.get("rows", {}).get(row) == self._rows[row]:
-            return True
-        if _ANSWERED_BY not in self._start or "hung" in record["times"]:
+        if not all(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()):
             return False
-        return record.get(_ANSWERED_BY) != self._start[_ANSWERED_BY]
+        try:
+            figures_of([record])
+            loop_latency([record])
+            identity = record["identity"]
+            place = record["condition"], identity["task"], identity["index"]
+            return (
+                _is_whole(record)
+                and place == assignment.key
+                and self._id in (None, record["folder"])
+                and record["digest"] == digest_of(identity)
+            )
+        except (LookupError, RecursionError, TypeError, ValueError):
+            return False
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
         new = _flat(self.settings.identity(assignment))
@@ -206,6 +178,7 @@ class RunFolder(Closeable):
             **record,
             "identity": self.settings.identity(assignment),
             "digest": self.settings.digest(assignment),
+            "folder": self._id,
         }
         stored = _with_checksum(stored)
         path = self.episode_path(assignment)
@@ -245,10 +218,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def without_times(record: Record) -> Record:
-    """Return a record without its wall-clock times and its checksum: bit-equal for any number of
-    workers.
+    """Return a record without its wall-clock times, its folder's id and its checksum: bit-equal
+    for any number of workers.
     """
-    return {name: value for name, value in record.items() if name not in ("times", "checksum")}
+    return {name: record[name] for name in record if name not in ("times", "folder", "checksum")}
 
 
 def _with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -262,31 +235,6 @@ def _with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:
 def _is_whole(values: Mapping[str, Any]) -> bool:
     """Return whether the checksum of values is theirs."""
     return values.get("checksum") == _with_checksum(values)["checksum"]
-
-
-def _is_record(record: Record) -> bool:
-    """Return whether a record is whole, and has what is read of one, of the right types: its
-    checksum may be right and its contents another version's.
-    """
-    typed = _is_whole(record) and all(
-        [
-            "success" in record,
-            *(isinstance(record.get(name), kind) for name, kind in _FIELDS.items()),
-            *(isinstance(record.get(name), kind) for name, kind in _FIELDS_IF_ANY.items()),
-        ]
-    )
-    if not typed or record["digest"] != digest_of(record["identity"]):
-        return False
-    times = record["times"]
-    answers_ms = times.get("answer_ms", [])
-    read = {name: record.get(name) or {} for name in _FIGURES}
-    if not read["counters"].get("ticks"):
-        del read["counters"]
-    figures = [part.get(key) for name, part in read.items() if part for key in _FIGURES[name]]
-    figures.append(times.get("cpu_s", 0.0))
-    return isinstance(answers_ms, list) and all(
-        isinstance(figure, int | float) for figure in (*figures, *answers_ms)
-    )
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.evaluation.driver import failures_to_film
-from strands_cosmos3.evaluation.folder import Record, RunFolder
+from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.statistics import summarise
+from strands_cosmos3.evaluation.statistics import Record, loop_latency, summarise
 from strands_cosmos3.resources import load_json, write_json, write_text
 from strands_cosmos3.robots.catalogue import get_robot
 
@@ -45,7 +45,7 @@ def make_report(
         "rows": summarise(plan, records),
         "breakdown": settings.get_world().breakdown,
         "dynamics": folder.read_dynamics() if settings.clips else None,
-        "loop_latency": _loop_latency(records.values()),
+        "loop_latency": loop_latency(records.values()),
         "failures": [_failure(folder, a, records[a.key]) for a in failures],
         "given_up": given_up,
         "damaged": [str(path.relative_to(folder.path)) for path in folder.damaged],
@@ -78,17 +78,6 @@ def write_report(folder: RunFolder, report: Report) -> None:
             f"data:video/mp4;base64,{base64.b64encode(data).decode()}" if free_bytes >= 0 else film
         )
     write_text(folder.path / "report.html", page(report, films))
-
-
-def _loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
-    """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is
-    wall-clock time.
-    """
-    loops = (record for record in records if record.get("latency_ms"))
-    slowest = max(loops, key=lambda record: record["latency_ms"]["max"], default=None)
-    if slowest is None:
-        return None
-    return {"max_ms": slowest["latency_ms"]["max"], "clock": slowest["latency_clock"]}
 
 
 def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[str, Any]:

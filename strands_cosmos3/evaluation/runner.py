@@ -19,10 +19,10 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
-from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.policies import Monitor, PolicySource
 from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.evaluation.statistics import Record
 from strands_cosmos3.policy import Policy
 from strands_cosmos3.types import Outcome, Rollout
 

@@ -18,7 +18,7 @@ def sources_of(module: str) -> set[Path]:
     whose name is also another word. What is installed, this package, and names that are put
     together at run time do not count. Of an installed module, its own package alone is searched.
     """
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file = vars(sys.modules[module]).get("__file__") if module in sys.modules else None
     if file is None:
         return set()
     top = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")].resolve()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from strands_cosmos3.evaluation.folder import Record
 from strands_cosmos3.evaluation.plan import Assignment, Condition
 
 CONFIDENCE = 0.95
+Record = dict[str, Any]
 Key = tuple[str, str, int]
 
 
@@ -79,32 +79,13 @@ def row_of(
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     episodes = [record for _, record in pairs]
-    tracking = [record["tracking"] for record in episodes if record.get("tracking")]
-    times = [record["times"] for record in episodes]
     row: dict[str, Any] = {
         "condition": condition.name,
         "task": task,
         "episodes": len(episodes),
         "missing": len(plan) - len(episodes),
         "success": rate_of([bool(record["success"]) for record in episodes]),
-        "outcomes": dict(sorted(Counter(record["outcome"] for record in episodes).items())),
-        "seconds_to_success": _mean(
-            [record["duration_s"] for record in episodes if record["success"]]
-        ),
-        "tracking_mean_mm": _mean([errors["mean_mm"] for errors in tracking]),
-        "tracking_max_mm": max((errors["max_mm"] for errors in tracking), default=None),
-        "waited_s_mean": _mean(
-            [
-                _waited_s(record)
-                for record in episodes
-                if (record.get("counters") or {}).get("ticks")
-            ]
-        ),
-        "seam_rad_s": percentiles(
-            [record["seam_rad_s"]["p50"] for record in episodes if record.get("seam_rad_s")]
-        ),
-        "answer_ms": percentiles([ms for each in times for ms in each.get("answer_ms", [])]),
-        "cpu_s_mean": _mean([each["cpu_s"] for each in times if "cpu_s" in each]),
+        **figures_of(episodes),
     }
     if by_category := _by_category(pairs):
         row["by_category"] = by_category
@@ -120,6 +101,28 @@ def row_of(
     return row
 
 
+def figures_of(episodes: Sequence[Record]) -> dict[str, Any]:
+    """Return a row's figures other than rates."""
+    tracking = [record["tracking"] for record in episodes if record.get("tracking")]
+    times = [record["times"] for record in episodes]
+    return {
+        "outcomes": dict(sorted(Counter(record["outcome"] for record in episodes).items())),
+        "seconds_to_success": _mean(
+            [record["duration_s"] for record in episodes if record["success"]]
+        ),
+        "tracking_mean_mm": _mean([errors["mean_mm"] for errors in tracking]),
+        "tracking_max_mm": max((float(errors["max_mm"]) for errors in tracking), default=None),
+        "waited_s_mean": _mean(
+            [_waited_s(record) for record in episodes if record.get("counters", {}).get("ticks")]
+        ),
+        "seam_rad_s": percentiles(
+            [record["seam_rad_s"]["p50"] for record in episodes if record.get("seam_rad_s")]
+        ),
+        "answer_ms": percentiles([ms for each in times for ms in each.get("answer_ms", [])]),
+        "cpu_s_mean": _mean([each["cpu_s"] for each in times if "cpu_s" in each]),
+    }
+
+
 def followed(record: Record) -> bool:
     """Whether the policy achieved the goal of its own instruction, which may be the episode's."""
     return bool(record.get("followed", record["success"]))
@@ -133,6 +136,17 @@ def achieved(record: Record) -> bool:
 def _waited_s(record: Record) -> float:
     counters = record["counters"]
     return record["duration_s"] * counters["idle_ticks"] / counters["ticks"]
+
+
+def loop_latency(records: Iterable[Record]) -> dict[str, Any] | None:
+    """Return the largest latency of any control loop, and its clock. The rows' ``answer_ms`` is
+    wall-clock time.
+    """
+    loops = (record for record in records if record.get("latency_ms"))
+    slowest = max(loops, key=lambda record: float(record["latency_ms"]["max"]), default=None)
+    if slowest is None:
+        return None
+    return {"max_ms": slowest["latency_ms"]["max"], "clock": slowest["latency_clock"]}
 
 
 def _by_category(pairs: Sequence[tuple[Assignment, Record]]) -> dict[str, Any]:

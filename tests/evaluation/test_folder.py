@@ -119,7 +119,7 @@ def test_films_say_whether_they_show_the_same(folder):
 def test_only_times_are_left_out_of_a_comparison(folder):
     stored = folder.write(PLAN[0], record(PLAN[0]))
     assert stored == json.loads(folder.episode_path(PLAN[0]).read_text())
-    assert set(stored) - set(without_times(stored)) == {"times", "checksum"}
+    assert set(stored) - set(without_times(stored)) == {"times", "folder", "checksum"}
 
 
 def test_figures_of_dynamics_are_kept_for_the_settings_they_were_made_with(tmp_path):
@@ -189,6 +189,9 @@ DAMAGE = {
             {"times": {"cpu_s": "1"}},
             {"counters": {"ticks": 100}},
             {"tracking": {"mean": 0.1}},
+            {"tracking": {"mean_mm": 0.1, "max_mm": "large"}},
+            {"latency_ms": {"max": [3.0]}, "latency_clock": "wall"},
+            {"held": 3},
             {"seam_rad_s": {"p95": 0.1}},
             {"latency_ms": 3.0},
             {"model_sha256": ["0"]},
@@ -231,23 +234,26 @@ def copy_of(place, path):
             make_settings({"tasks": "reach,pick", "seeds": 3, "duration": 5.0}),
             PLAN[1],
         ),
-        "policy": lambda: (SETTINGS, PLAN[1]),
+        "folder": lambda: (SETTINGS, PLAN[1]),
     }
     settings, a = source[place]()
-    other = path.parents[4] / "other"
-    with RunFolder(other, settings, resume=True) as folder:
-        answered_by = {"model_sha256": "b" * 64 if place == "policy" else "a" * 64}
-        folder.write(a, {**record(a), **answered_by})
+    inside = place in ("sibling", "task", "condition")
+    with RunFolder(
+        path.parents[3] if inside else path.parents[4] / "other", settings, True
+    ) as folder:
+        kept = folder.episode_path(a).exists()
+        folder.write(a, record(a))
         shutil.copy2(folder.episode_path(a), path)
+        if not kept:
+            folder.episode_path(a).unlink()
 
 
-@pytest.mark.parametrize("place", ["sibling", "task", "condition", "settings", "policy"])
+@pytest.mark.parametrize("place", ["sibling", "task", "condition", "settings", "folder"])
 def test_a_copied_record_is_named_and_costs_itself_only(tmp_path, place):
     with RunFolder(tmp_path / "run", SETTINGS, resume=False) as folder:
-        folder.answered_by("a" * 64)
         folder.write_start({})
         for a in PLAN[:3]:
-            folder.write(a, {**record(a), "model_sha256": "a" * 64})
+            folder.write(a, record(a))
         path = folder.episode_path(PLAN[1])
     copy_of(place, path)
     more = make_settings({"tasks": "reach,pick", "seeds": 4, "conditions": "plain,shuffled"})
@@ -256,23 +262,21 @@ def test_a_copied_record_is_named_and_costs_itself_only(tmp_path, place):
         assert folder.damaged == [path]
 
 
-def test_what_a_folder_holds_is_kept_over_starts(tmp_path):
-    """Those of a start with other rows, and what answered, which only a worker may know."""
-    with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
-        folder.write_start({"command": "first"})
-        folder.answered_by("a" * 64)
-    other = make_settings({"tasks": "place", "seeds": 1})
-    with RunFolder(tmp_path, other, resume=True) as folder:
-        folder.write_start({"command": "second"})
-    start = json.loads((tmp_path / "run.json").read_text())
-    assert start["command"] == "second"
-    assert start["model_sha256"] == "a" * 64
-    assert set(start["rows"]) == {
-        *("plain/reach", "plain/pick", "swapped/reach", "swapped/pick", "plain/place")
-    }
+def test_a_folder_is_the_same_over_starts(tmp_path):
+    ids = []
+    for resume, tasks in ((False, "reach"), (True, "place"), (True, "reach")):
+        settings = make_settings({"tasks": tasks, "seeds": 2})
+        with RunFolder(tmp_path, settings, resume) as folder:
+            folder.write_start({"command": tasks})
+            folder.write(settings.plan()[0], record(settings.plan()[0]))
+            assert folder.damaged == []
+        start = json.loads((tmp_path / "run.json").read_text())
+        assert start["command"] == tasks
+        ids.append(start["id"])
+    assert ids[0] == ids[1] == ids[2] is not None
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"format": 3, "rows": 1, "model_sha256": "c"}'])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": 3, "id": "c"}'])
 def test_a_damaged_start_costs_no_episode(tmp_path, damage):
     with RunFolder(tmp_path, SETTINGS, resume=False) as folder:
         folder.write_start({})
@@ -282,6 +286,9 @@ def test_a_damaged_start_costs_no_episode(tmp_path, damage):
         assert set(folder.read_all(PLAN)) == {PLAN[0].key}
         assert folder.damaged == []
         folder.write_start({})
+        folder.write(PLAN[1], record(PLAN[1]))
+    with RunFolder(tmp_path, SETTINGS, resume=True) as folder:
+        assert set(folder.read_all(PLAN)) == {PLAN[0].key, PLAN[1].key}
 
 
 def test_a_folder_in_the_place_of_a_record_is_set_aside(folder):
