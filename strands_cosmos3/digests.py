@@ -8,7 +8,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
 
 from strands_cosmos3.errors import DigestError, StorageError
 from strands_cosmos3.resources import read_json, user_cache, write_json
@@ -32,19 +31,20 @@ def file_sha256(path: Path, anew: bool = False) -> str:
     """
     try:
         with path.open("rb") as file:
-            state = _state(file)
-            remembered = _recall(state)
+            state = os.fstat(file.fileno())
+            entry = _entry(state)
+            remembered = None if entry is None else _recall(entry)
             if remembered is not None and not anew:
                 return remembered
-            if state["size"] > _ANNOUNCED_BYTES:
+            if state.st_size > _ANNOUNCED_BYTES:
                 logger.warning(
                     "reading %s (%.1f GB) for its SHA-256, once while it is unchanged",
                     path,
-                    state["size"] / 1e9,
+                    state.st_size / 1e9,
                 )
-            settled = time.time_ns() - max(state["mtime_ns"], state["ctime_ns"]) > _SETTLED_NS
+            settled = time.time_ns() - max(state.st_mtime_ns, state.st_ctime_ns) > _SETTLED_NS
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if _state(file) != state:
+            if _written(os.fstat(file.fileno())) != _written(state):
                 raise DigestError(f"{path} was written while it was read; wait until it is whole.")
     except OSError as error:
         raise DigestError(f"{path} cannot be read ({error.strerror or error}).") from None
@@ -54,43 +54,29 @@ def file_sha256(path: Path, anew: bool = False) -> str:
             "damaged, or its times were reset",
             path,
         )
-    if settled and remembered != digest:
-        _remember(state, digest)
+    if entry is not None and settled and remembered != digest:
+        with suppress(StorageError):  # a cache that cannot be written costs time, nothing else
+            write_json(entry, {"sha256": digest})
     return digest
 
 
-def _state(file: BinaryIO) -> dict[str, int]:
+def _written(state: os.stat_result) -> tuple[int, ...]:
     """Return what changes when a file is written or replaced."""
-    status = os.fstat(file.fileno())
-    return {
-        "device": status.st_dev,
-        "inode": status.st_ino,
-        "size": status.st_size,
-        "mtime_ns": status.st_mtime_ns,
-        "ctime_ns": status.st_ctime_ns,
-    }
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
-def _entry(state: dict[str, int]) -> Path | None:
+def _entry(state: os.stat_result) -> Path | None:
+    """Return the file that remembers a digest, of which there is another after each change."""
     folder = user_cache("sha256")
-    if folder is None or state["size"] < _REMEMBERED_BYTES:
+    if folder is None or state.st_size < _REMEMBERED_BYTES:
         return None
-    return folder / f"{state['device']:x}-{state['inode']:x}.json"
+    return folder / f"{'-'.join(map(str, _written(state)))}.json"
 
 
-def _recall(state: dict[str, int]) -> str | None:
-    """Return the digest that is remembered for a state; None if there is none, or it is damaged."""
-    if (entry := _entry(state)) is None:
-        return None
+def _recall(entry: Path) -> str | None:
+    """Return a digest that is remembered; None if there is none, or it is damaged."""
     with suppress(DigestError):
-        known = read_json(entry, DigestError, "")
-        digest = known.pop("sha256", None)
-        if known == state and isinstance(digest, str) and len(digest) == 64:
+        digest = read_json(entry, DigestError, "").get("sha256")
+        if isinstance(digest, str) and len(digest) == 64:
             return digest
     return None
-
-
-def _remember(state: dict[str, int], digest: str) -> None:
-    if (entry := _entry(state)) is not None:
-        with suppress(StorageError):  # a cache that cannot be written costs time, nothing else
-            write_json(entry, {**state, "sha256": digest})
