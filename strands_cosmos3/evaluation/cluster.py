@@ -66,17 +66,13 @@ _LOCAL_RAY: Mapping[str, str] = {
 _OBJECT_STORE_BYTES = 128 * 2**20
 _CONNECT_S = 10.0
 _RAY_ADDRESS = "RAY_ADDRESS"  # of itself, Ray joins the cluster that it names
-_START = (
-    "Start a cluster there with `ray start --head`, or leave the address out "
-    "to run on this machine."
-)
-_HTTP2_SETTINGS = b"\x04"  # type of the frame that both ends send first
+_HTTP2_SETTINGS = b"\x04"  # type of the frame that both ends of HTTP/2 send first
 _HTTP2_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + _HTTP2_SETTINGS + bytes(5)
 _SHORT_FOLDER = "/tmp"
-_SOCKET_BYTES = 107  # longest path of a Unix socket
-_RANDOM_CHARACTERS = 8  # that tempfile appends
-_SOCKET = "session_2026-01-01_00-00-00_000000_{pid}/sockets/plasma_store"
-"""Ray's longest path of a socket, in its temporary folder."""
+_LONGEST_FOLDER = 18
+"""Of 107 characters, the most in the path of a Unix socket, Ray takes up to 89: ``/sc3-ray-<pid>-
+<8>/session_<date>_<time>_<pid>/sockets/plasma_store``, with pids of seven digits.
+"""
 
 
 @contextmanager
@@ -100,10 +96,6 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
             yield gpus
         return
     place = _short_folder()
-    if place != (usual := tempfile.gettempdir()):
-        warnings.warn(
-            f"{_unfit(usual)}: Ray's files are in {place} instead. {_fit()}", stacklevel=3
-        )
     _remove_stale_folders()
     with (
         tempfile.TemporaryDirectory(
@@ -160,23 +152,16 @@ def joinable(address: str | None) -> str | None:
         )
     try:
         with socket.create_connection((host, int(port)), _CONNECT_S) as connection:
-            speaks = "RAY_USE_TLS" in os.environ or _speaks_grpc(connection)
+            if "RAY_USE_TLS" not in os.environ:
+                connection.sendall(_HTTP2_GREETING)
+                if connection.recv(9)[3:4] != _HTTP2_SETTINGS:
+                    raise OSError("another kind of server")
     except (OSError, ValueError) as error:  # ValueError: a name that cannot be a host's
-        reason = (isinstance(error, OSError) and error.strerror) or error
-        raise EvaluationError(f"no server listens at {said} ({reason}). {_START}") from None
-    if not speaks:
-        raise EvaluationError(f"the server at {said} is not Ray's. {_START}")
+        raise EvaluationError(
+            f"no cluster of Ray answers at {said} ({error}). Start one there with "
+            "`ray start --head`, or leave the address out to run on this machine."
+        ) from None
     return address
-
-
-def _speaks_grpc(connection: socket.socket) -> bool:
-    """Return whether a server greets as HTTP/2 wants it, as that of Ray's head node does."""
-    connection.settimeout(_CONNECT_S)
-    try:
-        connection.sendall(_HTTP2_GREETING)
-        return connection.recv(9)[3:4] == _HTTP2_SETTINGS
-    except OSError:  # it hangs up, or says nothing
-        return False
 
 
 @contextmanager
@@ -241,32 +226,16 @@ def _auth_token() -> Mapping[str, str]:
 def _short_folder() -> str:
     """Return the folder for Ray's files: the usual one, unless its sockets cannot be there."""
     usual = tempfile.gettempdir()
-    if usual.isascii() and len(usual) <= _longest_folder():
+    if usual.isascii() and len(usual) <= _LONGEST_FOLDER:
         return usual
+    problem = (
+        f"Ray's sockets cannot be in the temporary folder {usual}, whose path has more than "
+        f"{_LONGEST_FOLDER} characters or others than ASCII: set TMPDIR to another one"
+    )
     if not os.access(_SHORT_FOLDER, os.W_OK | os.X_OK):
-        raise EvaluationError(f"{_unfit(usual)}, and {_SHORT_FOLDER} is not writable. {_fit()}")
+        raise EvaluationError(f"{problem}; {_SHORT_FOLDER} is not writable.")
+    warnings.warn(f"{problem}; {_SHORT_FOLDER} is used instead.", stacklevel=4)
     return _SHORT_FOLDER
-
-
-def _unfit(folder: str) -> str:
-    return (
-        f"Ray's sockets, whose paths have at most {_SOCKET_BYTES} ASCII characters, cannot be in "
-        f"the temporary folder {folder}"
-    )
-
-
-def _fit() -> str:
-    return (
-        "To choose their folder, set TMPDIR to one of at most "
-        f"{_longest_folder()} ASCII characters."
-    )
-
-
-def _longest_folder() -> int:
-    """Return the length of the longest folder in which Ray's sockets can be."""
-    pid = os.getpid()
-    inside = f"/{_PREFIX}{pid}-{'x' * _RANDOM_CHARACTERS}/{_SOCKET.format(pid=pid)}"
-    return _SOCKET_BYTES - len(inside)
 
 
 def _remove_stale_folders() -> None:

@@ -313,7 +313,7 @@ def test_no_cluster_answers(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(cluster, "_joined", None)  # Ray would wait for it for minutes
     arguments = [*OPTIONS, "--out", str(tmp_path / "run"), "--address", "127.0.0.1:1"]
     assert main(["evaluate", *arguments]) == 1
-    assert "no server listens at --address 127.0.0.1:1" in capsys.readouterr().err
+    assert "no cluster of Ray answers at --address 127.0.0.1:1" in capsys.readouterr().err
     assert stored(tmp_path / "run") == []
 
 
