@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import resource
+import statistics
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from strands_cosmos3.serving.http_server import HttpProtocol
 from strands_cosmos3.serving.metrics import Metrics
@@ -27,14 +28,14 @@ class Place:
         connection: Its connection.
         owner: Whose token it has shown, empty without tokens.
         address: Where it comes from.
-        idle_since_s: Since when it has no request under way, on the monotonic clock; None while it
-            has one.
+        idle_since_s: Since when it has no request under way, on the monotonic clock; infinite while
+            it has one.
     """
 
     connection: HttpProtocol
     owner: str
     address: str
-    idle_since_s: float | None = None
+    idle_since_s: float = math.inf
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Tally:
 
     line: str
     _count: int = 0
-    _next_line_s: float = field(default=-float("inf"))
+    _next_line_s: float = -math.inf
 
     def add(self, count: int = 1) -> None:
         """Count, and log if the last line is old enough."""
@@ -70,7 +71,7 @@ class Places:
         self._config = config
         self._metrics = metrics
         self._per_token = config.places_per_token
-        self._open: dict[HttpProtocol, None] = {}  # oldest first; may hold some that have closed
+        self._pending: dict[HttpProtocol, None] = {}  # oldest first; may hold some that have closed
         self._held: set[Place] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_pending = config.max_pending
@@ -84,23 +85,23 @@ class Places:
 
     def arrive(self, connection: HttpProtocol) -> None:
         """Count a new connection. If too many have no place, the oldest of these are closed."""
-        if len(self._open) - len(self._held) >= self._max_pending:
-            self._open = {one: None for one in self.open() if not one.is_closing()}
-            if len(self._pending()) >= self._max_pending:
+        if len(self._pending) >= self._max_pending:
+            self._pending = dict.fromkeys(self.pending())
+            if len(self._pending) >= self._max_pending:
                 self.make_room()
-        self._open[connection] = None
+        self._pending[connection] = None
 
-    def open(self) -> list[HttpProtocol]:
-        """Return the open connections, the oldest one first."""
-        return list(self._open)
+    def pending(self) -> list[HttpProtocol]:
+        """Return the open connections without a place, the oldest one first."""
+        return [one for one in self._pending if not one.is_closing()]
 
     def make_room(self) -> None:
         """Close an eighth of the connections that have no place: the oldest ones of the address
         that has most of them.
         """
-        if not (pending := self._pending()):
+        if not (pending := self.pending()):
             return
-        ((address, _),) = Counter(one.address for one in pending).most_common(1)
+        address = statistics.mode(one.address for one in pending)
         crowd = [one for one in pending if one.address == address]
         crowd = crowd[: max(1, self._max_pending // 8)]
         for one in crowd:
@@ -110,20 +111,16 @@ class Places:
 
     def take(self, connection: HttpProtocol, owner: str) -> Place | str:
         """Give a connection a place; if there is none, return a sentence that says why."""
-        address = connection.address
+        place = Place(connection, owner, connection.address)
         for name, most, taken in (
-            (owner, self._per_token, sum(place.owner == owner for place in self._held)),
-            (
-                address,
-                self._config.max_per_address or self._config.max_clients + 1,
-                sum(place.address == address for place in self._held),
-            ),
+            (owner, self._per_token, [held.owner for held in self._held]),
+            (place.address, self._config.max_per_address, [held.address for held in self._held]),
         ):
-            if name and taken >= most:
-                return f"{name} has {taken} connections, as many as it may.\n"
+            if name and most is not None and taken.count(name) >= most:
+                return f"{name} has {most} connections, as many as it may.\n"
         if len(self._held) >= self._config.max_clients and not self._evict_idle():
             return "The maximum number of clients is connected.\n"
-        place = Place(connection, owner, address)
+        self._pending.pop(connection, None)
         self._held.add(place)
         self._metrics.connections += 1
         self._metrics.clients = len(self._held)
@@ -134,23 +131,12 @@ class Places:
         self._held.discard(place)
         self._metrics.clients = len(self._held)
 
-    def _pending(self) -> list[HttpProtocol]:
-        """The open connections without a place, the oldest one first."""
-        placed = {place.connection for place in self._held}
-        return [one for one in self._open if one not in placed and not one.is_closing()]
-
     def _evict_idle(self) -> bool:
         """Close the connection that has been idle for longest, if that is long enough; return
         whether there was one.
         """
-        now_s = time.monotonic()
-        idle_s = {
-            place: now_s - place.idle_since_s
-            for place in self._held
-            if place.idle_since_s is not None
-        }
-        place = max(idle_s, key=lambda place: idle_s[place], default=None)
-        if place is None or idle_s[place] < self._config.idle_s:
+        place = min(self._held, key=lambda place: place.idle_since_s)
+        if time.monotonic() - place.idle_since_s < self._config.idle_s:
             return False
         self.give_back(place)
         place.connection.abort()

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 import logging
+import math
 import signal
 import threading
 import time
@@ -210,7 +211,7 @@ class PolicyServer:
         deadline = time.monotonic() + self.config.grace_s
         while self.metrics.in_flight and time.monotonic() < deadline and not self._hurry.is_set():
             await asyncio.sleep(0.02)
-        for connection in self._places.open():
+        for connection in self._places.pending():
             connection.close()
         if self._requests:
             # they send their replies
@@ -413,7 +414,7 @@ class PolicyServer:
                 place.idle_since_s = time.monotonic()
                 async for frame in client:
                     arrived = time.monotonic()
-                    place.idle_since_s = None
+                    place.idle_since_s = math.inf
                     if self._stop.is_set() or not await self._exchange(
                         client, place.owner or place.address, left, frame, session
                     ):

@@ -6,21 +6,18 @@ import asyncio
 
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import PayloadTooBig, ProtocolError
-from websockets.frames import DATA_OPCODES, CloseCode, Frame, Opcode
+from websockets.frames import DATA_OPCODES, CloseCode, Frame
 from websockets.protocol import Event
 
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.places import Place, Places
 
-_PONGS_AT_ONCE = 16
-
 
 class ServerWebSocket(ServerConnection):
     """A client's connection, with a place that it gives back at its end.
 
-    An unfinished message, be it a frame or a row of fragments, has a deadline. Pongs that the
-    client does not read do not pile up: while there are others to send, only the latest ping is
-    answered, as RFC 6455 allows (5.5.3).
+    An unfinished message, be it a frame or a row of fragments, has a deadline. Nothing is read of a
+    client that does not read what it was sent, so that the pongs of its pings do not pile up.
     """
 
     place: Place
@@ -28,7 +25,6 @@ class ServerWebSocket(ServerConnection):
     _metrics: Metrics
     _message_s: float
     _deadline: asyncio.TimerHandle | None = None
-    _late_pong: Frame | None = None
 
     def admit(self, place: Place, places: Places, metrics: Metrics, message_s: float) -> None:
         """Say whose the connection is, before it is made.
@@ -41,13 +37,10 @@ class ServerWebSocket(ServerConnection):
         """
         self.place, self._places, self._metrics = place, places, metrics
         self._message_s = message_s
-        self._send_frame = self.protocol.send_frame
-        self.protocol.send_frame = self._send_or_hold
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes of the client."""
         super().data_received(data)
-        self._send_late_pong()
         # websockets keeps a part of a frame in this buffer
         if self.protocol.current_size is None and not self.protocol.reader.buffer:
             self._disarm()
@@ -60,10 +53,16 @@ class ServerWebSocket(ServerConnection):
         if isinstance(event, Frame) and event.opcode in DATA_OPCODES:
             self._disarm()  # what follows is another message
 
+    def pause_writing(self) -> None:
+        """Wait until the client has read."""
+        super().pause_writing()
+        self.transport.pause_reading()
+
     def resume_writing(self) -> None:
-        """Go on when the client has read."""
+        """Go on when the client has read, unless messages wait for the server."""
         super().resume_writing()
-        self._send_late_pong()
+        if not self.recv_messages.paused:
+            self.transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the place back."""
@@ -93,19 +92,3 @@ class ServerWebSocket(ServerConnection):
         self.send_data()
         assert self.close_timeout is not None
         self.loop.call_later(self.close_timeout, self.transport.abort)
-
-    def _send_or_hold(self, frame: Frame) -> None:
-        if frame.opcode is Opcode.PONG and (
-            self.paused or len(self.protocol.writes) >= _PONGS_AT_ONCE
-        ):
-            self._late_pong = frame
-        else:
-            self._send_frame(frame)
-
-    def _send_late_pong(self) -> None:
-        pong = self._late_pong
-        if pong is None or self.paused or self.protocol.eof_sent:
-            return
-        self._late_pong = None
-        self._send_frame(pong)
-        self.send_data()

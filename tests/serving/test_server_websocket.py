@@ -152,35 +152,43 @@ def test_no_fragment_is_kept(data, between):
     assert messages == [Frame(Opcode.BINARY, data * 500)]
 
 
-def test_pongs_wait_for_a_client_that_reads(serve):
+@pytest.mark.parametrize("size", [0, 1, 125])
+def test_a_client_that_does_not_read_its_pongs_is_not_read(serve, size):
     server = serve()
-    pings = [frame(b"%d" % i, Opcode.PING, True) for i in range(400)]
-    pong = Frame(Opcode.PONG, b"399").serialize(mask=False)
+    pings = frame(bytes(size), Opcode.PING, True) * 100
     with raw(server.port, HANDSHAKE + "\r\n") as client:
         assert status(client) == 101
-        until(lambda: server.metrics.clients)
         (place,) = server._places._held
         transport = place.connection._transport
-        own = transport.get_protocol()
-        server._loop.call_soon_threadsafe(own.pause_writing)  # as for a full socket
-        client.sendall(b"".join(pings))
-        until(lambda: own._late_pong is not None and bytes(own._late_pong.data) == b"399")
-        server._loop.call_soon_threadsafe(own.resume_writing)
+        limit = transport.get_write_buffer_limits()[1]
+        reads = transport.get_protocol()
+        server._loop.call_soon_threadsafe(reads.pause_writing)  # as for a full socket
+        until(lambda: not transport.is_reading())
+        for _ in range(10):
+            client.sendall(pings)
+        assert transport.get_write_buffer_size() <= limit
+        server._loop.call_soon_threadsafe(reads.resume_writing)
         said = b""
-        while pong not in said:
+        while len(said) < 1000 * (2 + size):
             said += client.recv(2**16)
-    assert said.count(b"\x8a") == 1
+    assert said.count(b"\x8a") == 1000
 
 
-@pytest.mark.parametrize("count", [1, 3, 300])
-def test_pings_that_come_at_once_get_few_pongs_and_the_last_one_its_own(serve, count):
-    pings = b"".join(frame(b"%d" % i, Opcode.PING, True) for i in range(count))
-    last = Frame(Opcode.PONG, b"%d" % (count - 1)).serialize(mask=False)
-    with raw(serve().port, HANDSHAKE + "\r\n") as client:
+def test_reading_goes_on_only_where_neither_side_waits(serve):
+    gate = threading.Event()
+    server = serve(Echo(lambda asked: asked.instruction == "warm up" or gate.wait(20)))
+    with raw(server.port, HANDSHAKE + "\r\n") as client:
         assert status(client) == 101
-        client.sendall(pings)
-        said = b""
-        while last not in said:
-            said += client.recv(2**16)
-    pongs = said.count(b"\x8a")
-    assert pongs == count if count < 10 else pongs < count
+        client.sendall(frame(REQUEST, Opcode.BINARY, True) * 6)
+        (place,) = server._places._held
+        transport = place.connection._transport
+        until(lambda: not transport.is_reading())
+        for change in ("pause_writing", "resume_writing"):
+            done = threading.Event()
+            server._loop.call_soon_threadsafe(getattr(transport.get_protocol(), change))
+            server._loop.call_soon_threadsafe(done.set)
+            assert done.wait(20)
+            assert not transport.is_reading(), change
+        gate.set()
+        until(lambda: server.metrics.requests["ok"] == 6)
+        until(transport.is_reading)

@@ -104,6 +104,7 @@ def test_soak(tmp_path):
         "success": True,
         "outcome": "success",
         "duration_s": 1.0,
+        "counters": {},
         "times": {},
     }
     attacks = dict.fromkeys(("kill", "stop", "flood", "disk", "none"), 0)
