@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.robots.actuators import (
@@ -16,12 +16,7 @@ from strands_cosmos3.robots.actuators import (
     driven_joints,
     servo_faults,
 )
-from strands_cosmos3.robots.grippers import (
-    find_gripper,
-    is_named_jaw,
-    joints_beyond,
-    turns_beside,
-)
+from strands_cosmos3.robots.grippers import find_gripper, is_named_jaw, joints_beyond
 from strands_cosmos3.robots.limits import joint_torque
 from strands_cosmos3.robots.model import (
     assembled,
@@ -31,16 +26,13 @@ from strands_cosmos3.robots.model import (
     left_out,
     mujoco_errors,
 )
-from strands_cosmos3.robots.spec import Camera, Figures, Limb, LimbLimits, ModelPart, RobotSpec
+from strands_cosmos3.robots.spec import Figures, Limb, LimbLimits, ModelPart, RobotSpec
 
 _LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger
 _MOST_FINGERS = 2  # joints of a finger
 _TOOL_NAMES = ("tcp", "pinch", "grasp", "ee", "attachment")
 _SIDES = ("left", "right")
-_ALIGNED = 0.9  # cosine between the axes of a site and those that were measured
 _EMBODIMENT = "droid"  # of a robot that names none
-_WRIST = "wrist"
-_LOOK_M = 0.2
 
 
 def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
@@ -74,8 +66,11 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
     names = _limb_names(model, bodies)
     limbs = tuple(_limb(model, body, name, notes) for body, name in zip(bodies, names, strict=True))
     notes.append("title, source: what the robot is, and where its figures come from.")
-    cameras = _cameras(model, limbs, notes)
-    robot = RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs, cameras)
+    notes.append(
+        "cameras: one for each view of the embodiment, in tables [[cameras]], such as name = "
+        '"wrist"; the model\'s own are not taken over.'
+    )
+    robot = RobotSpec(path.stem, "", (ModelPart(str(path.resolve())),), limbs)
     if settings := left_out(robot):
         notes.append(f"a scene has its own; not taken over: {', '.join(settings)}.")
     return robot, notes
@@ -133,7 +128,7 @@ def _limb_ends(model: mujoco.MjModel) -> list[int]:
 
 def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
     """Whether the moving part at a body is a gripper's single jaw: a slide, a joint that an
-    equality couples, one that is named so, or a last hinge that turns beside the hand.
+    equality couples, or one that is named so.
     """
     if below[body] > _MOST_FINGERS or not model.body_jntnum[body]:
         return False
@@ -141,9 +136,8 @@ def _is_finger(model: mujoco.MjModel, body: int, below: list[int]) -> bool:
     coupled = model.eq_type == mujoco.mjtEq.mjEQ_JOINT
     return bool(
         first.type[0] == mujoco.mjtJoint.mjJNT_SLIDE
-        or any(word in first.name.lower() for word in ("grip", "finger"))
+        or is_named_jaw(model, first.id)
         or first.id in np.append(model.eq_obj1id[coupled], model.eq_obj2id[coupled])
-        or (below[body] == 1 and (is_named_jaw(model, first.id) or turns_beside(model, first.id)))
     )
 
 
@@ -201,14 +195,19 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     home = _home(model, ids, name, notes)
     qpos = model.qpos0.copy()
     qpos[model.jnt_qposadr[ids]] = home
-    found = find_gripper(model, body, qpos, name, notes)
-    tool, T_tool = _tool(model, body, None if found is None else found.T_hand_tool, name, notes)
+    gripper = find_gripper(model, body, qpos, name, notes)
+    site = _tool(model, body)
+    axes = "z out of the hand, and y along the opening of its fingers"
+    notes.append(
+        f"{name}: tool_m and tool_quat, the point between its finger tips: {axes}."
+        if site is None
+        else f"{name}: whether the tool {site.name!r} has {axes}."
+    )
     parent = get_embodiment(_EMBODIMENT).tool_frame.parent
-    frames = {} if has_frame(model, parent) else {parent: tool or model.body(body).name}
-    if frames:
+    if not has_frame(model, parent):
         notes.append(
-            f"{name}: whether {frames[parent]!r} is the frame {parent!r}, whose motion an "
-            "embodiment's rows are: z out of the hand, and y along the opening of its fingers."
+            f"{name}: frames = {{{parent} = ...}}, the body or site whose motion an embodiment's "
+            f"rows are, such as {model.body(body).name!r}: {axes}."
         )
     return Limb(
         name,
@@ -223,11 +222,10 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         limits=LimbLimits(
             torque=Figures(torques, "the model's force ranges") if min(torques) > 0 else None
         ),
-        tool=tool,
-        tool_m=tuple(T_tool[:3, 3].round(5).tolist()),
-        tool_quat=None if np.allclose(T_tool[:3, :3], np.eye(3)) else _quaternion(T_tool),
-        gripper=None if found is None else found.spec,
-        frames=frames,
+        tool=None if site is None else site.name,
+        tool_m=(0.0, 0.0, 0.0) if site is None else tuple(site.pos.tolist()),
+        tool_quat=None if site is None or site.quat[0] == 1 else tuple(site.quat.tolist()),
+        gripper=gripper,
     )
 
 
@@ -246,64 +244,7 @@ def _home(model: mujoco.MjModel, ids: list[int], name: str, notes: list[str]) ->
     return np.where(model.jnt_limited[ids] > 0, np.clip(angles, low, high), angles).tolist()
 
 
-def _tool(
-    model: mujoco.MjModel, body: int, T_measured: F64 | None, name: str, notes: list[str]
-) -> tuple[str | None, F64]:
-    """A site of the hand that is called a tool centre point, unless its axes contradict the
-    fingers' motion; else the point that was measured between them. With its pose [4, 4].
-    """
+def _tool(model: mujoco.MjModel, body: int) -> Any:
+    """The site of a body that is called a tool centre point, or None."""
     sites = [model.site(i) for i in range(model.nsite) if model.site_bodyid[i] == body]
-    named = [site for word in _TOOL_NAMES for site in sites if word in site.name.lower()]
-    for site in named:
-        T = np.eye(4)
-        T[:3, 3] = site.pos
-        turn = np.empty(9)
-        mujoco.mju_quat2Mat(turn, site.quat)
-        T[:3, :3] = turn.reshape(3, 3)
-        if T_measured is None:
-            return site.name, T
-        aligned = np.abs(np.diag(T[:3, :3].T @ T_measured[:3, :3]))
-        if aligned.min() > _ALIGNED and T[:3, 2] @ T_measured[:3, 2] > 0:
-            return site.name, T
-    if T_measured is None:
-        return None, np.eye(4)
-    names = {model.site(i).name for i in range(model.nsite)}
-    tool = f"{name}_tcp" if name in _SIDES else "tcp"
-    while tool in names:
-        tool = f"measured_{tool}"
-    refused = f" ({named[0].name!r} of the model does not point out of the hand)" if named else ""
-    notes.append(
-        f"{name}: tool_m and tool_quat of {tool!r}, measured between the finger tips{refused}."
-    )
-    return tool, T_measured
-
-
-def _quaternion(T: F64) -> tuple[float, float, float, float]:
-    quat = np.empty(4)
-    mujoco.mju_mat2Quat(quat, T[:3, :3].flatten())
-    w, x, y, z = quat.round(6).tolist()
-    return w, x, y, z
-
-
-def _cameras(
-    model: mujoco.MjModel, limbs: tuple[Limb, ...], notes: list[str]
-) -> tuple[Camera, ...]:
-    """The only limb's wrist camera: the model's of that name, or the only one on its last link."""
-    (first, *further) = limbs
-    carried = model.body_weldid[model.cam_bodyid] == model.body_weldid[model.body(first.frame).id]
-    fixed = model.cam_mode == mujoco.mjtCamLight.mjCAMLIGHT_FIXED
-    on_hand = [model.camera(i) for i in np.flatnonzero(carried & fixed).tolist()]
-    chosen = [camera for camera in on_hand if camera.name == _WRIST] or on_hand
-    if further or len(chosen) != 1:
-        if not further:
-            notes.append(f"cameras: none is named {_WRIST!r}; add one in a table [[cameras]].")
-        return ()
-    (camera,) = chosen
-    turn = np.empty(9)
-    mujoco.mju_quat2Mat(turn, camera.quat)
-    _, up, back = turn.reshape(3, 3).T
-    body = model.body(int(camera.bodyid[0])).name
-    target = tuple((camera.pos - _LOOK_M * back).round(5).tolist())
-    position = tuple(camera.pos.tolist())
-    fovy = float(camera.fovy[0])
-    return (Camera(_WRIST, body, position, target, fovy, tuple(up.round(6).tolist())),)
+    return next((site for word in _TOOL_NAMES for site in sites if word in site.name.lower()), None)

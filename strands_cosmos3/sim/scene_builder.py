@@ -86,14 +86,14 @@ def scene_gaps(robot: RobotSpec) -> list[str]:
                 f"limb {limb.name!r} has no gripper: a table [limbs.gripper] with joints, "
                 "actuator, opening and command; suction is not supported"
             )
-        elif not gripper.gap_m and (
-            gripper.opening.unit == "rad"
-            or gripper.opening.open_value <= gripper.opening.closed_value
+        elif (gripper.opening.unit == "rad" and not (gripper.gap_m and gripper.fingers)) or (
+            not gripper.gap_m and gripper.opening.open_value <= gripper.opening.closed_value
         ):
             gaps.append(
                 f"the gripper of limb {limb.name!r} opens from {gripper.opening.closed_value:g} "
                 f"to {gripper.opening.open_value:g}: gap_m = [0.0, ...], the gap between its "
-                "fingers from closed to open, unless they are slides that open upwards"
+                'fingers from closed to open, and fingers = ["...", "..."], the bodies that hold, '
+                "unless they are slides that open upwards"
             )
     known = {*AROUND, *(camera.name for camera in robot.cameras)}
     return gaps + [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+import re
+from dataclasses import replace
+
 import pytest
 
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3 import Robot
 from strands_cosmos3.robots.catalogue import read_robot, write_robot
 from strands_cosmos3.robots.inspection import inspect_model
+from strands_cosmos3.robots.spec import Camera
+from strands_cosmos3.sim.scene_builder import scene_gaps
 from strands_cosmos3.worlds.table.reach import out_of_reach
 from strands_cosmos3.worlds.table.scene import TableScene
 
@@ -51,44 +55,50 @@ def servo(joint: str, ends: str) -> str:
 FIXED_JAW = '<geom type="box" size=".01 .004 .045" pos="0 -.02 .055"/>'
 COUPLED = '<equality><joint joint1="b" joint2="a" polycoef="0 {sign} 0 0 0"/></equality>'
 GRIPPERS = {
-    # hand, drive, more: open and closed, joints, distance of the open fingers
+    # hand, drive, more: open and closed positions and controls, joints
     "slides below zero": (
         slide("a", -0.05, -1, "-.04 0") + slide("b", 0.05, 1, "-.04 0"),
         servo("a", "-.04 0"),
         COUPLED.format(sign=1),
-        (0.0, -0.04, 0.0, -0.04, ("a", "b"), 0.09),
+        (0.0, -0.04, 0.0, -0.04, ("a", "b")),
     ),
     "mirrored hinges, open below": (
         hinge("a", 0.01, 1, "-.7 0") + hinge("b", -0.01, 1, "0 .7"),
         servo("a", "-.7 0"),
         COUPLED.format(sign=-1),
-        (-0.7, 0.0, -0.7, 0.0, ("a",), 0.11),
+        (-0.7, 0.0, -0.7, 0.0, ("a",)),
     ),
     "a tendon that closes": (
         slide("a", 0.01, 1, "0 .03") + slide("b", -0.01, -1, "0 .03"),
         '<position name="g" tendon="t" kp="300" kv="20" ctrlrange="-.03 0" gear="-1"/>',
         '<tendon><fixed name="t"><joint joint="a" coef=".5"/><joint joint="b" coef=".5"/></fixed></tendon>'
         + COUPLED.format(sign=1),
-        (0.03, 0.0, 0.0, 0.0, ("a", "b"), 0.07),
+        (0.03, 0.0, 0.0, 0.0, ("a", "b")),
     ),
     "a single slide": (
         slide("a", 0.0, 1, "0 .05") + FIXED_JAW,
         servo("a", "0 .05"),
         "",
-        (0.05, 0.0, 0.05, 0.0, ("a",), 0.06),
+        (0.05, 0.0, 0.05, 0.0, ("a",)),
     ),
-    "a hinge without a telling name": (
-        hinge("q6", 0.0, -1, "-.1 1") + FIXED_JAW,
-        servo("q6", "-.1 1"),
+    "a jaw beside a fixed one": (
+        hinge("Jaw", 0.0, -1, "-.1 1") + FIXED_JAW,
+        servo("Jaw", "-.1 1"),
         "",
-        (1.0, -0.1, 1.0, -0.1, ("q6",), 0.08),
+        (1.0, -0.1, 1.0, -0.1, ("Jaw",)),
+    ),
+    "a thumb that opens below, by a geared servo": (
+        hinge("thumb", 0.0, 1, "-1 .1") + FIXED_JAW,
+        servo("thumb", "-.2 2").replace("/>", ' gear="-2"/>'),
+        "",
+        (-1.0, 0.1, 2.0, -0.2, ("thumb",)),
     ),
 }
 
 
 @pytest.mark.parametrize("kind", GRIPPERS)
 def test_the_end_with_the_fingers_apart_is_the_open_one(tmp_path, kind):
-    hand, drive, more, (opened, closed, command, shut, joints, apart_m) = GRIPPERS[kind]
+    hand, drive, more, (opened, closed, command, shut, joints) = GRIPPERS[kind]
     (tmp_path / "arm.xml").write_text(arm(hand, drive, more))
     robot, notes = inspect_model(tmp_path / "arm.xml")
     limb = robot.limb()
@@ -103,15 +113,9 @@ def test_the_end_with_the_fingers_apart_is_the_open_one(tmp_path, kind):
         assert found == pytest.approx((command, shut))
     else:
         assert gripper.command.open_value < gripper.command.closed_value
-    if gripper.gap_m:
-        assert gripper.gap_m[-1] == pytest.approx(apart_m, abs=0.02)
-        assert np.all(np.diff(gripper.gap_m) > 0)
-    assert ("whether 'q6' is a gripper's jaw" in " ".join(notes)) == ("telling" in kind)
+    assert "where its tips were measured to be farther apart" in " ".join(notes)
     (tmp_path / "arm.toml").write_text(write_robot(robot))
-    assert read_robot(tmp_path / "arm.toml").limb().tool_quat == limb.tool_quat
-    z_out = limb.T_frame_tool[:3, 2]
-    assert z_out[2] > 0.9
-    assert abs(limb.T_frame_tool[1, 1]) > 0.85
+    assert read_robot(tmp_path / "arm.toml").limb() == limb
 
 
 def test_a_wrist_that_rolls_is_no_jaw_and_several_actuators_are_told(tmp_path):
@@ -128,23 +132,49 @@ def test_a_wrist_that_rolls_is_no_jaw_and_several_actuators_are_told(tmp_path):
     assert "several actuators (g, h)" in " ".join(notes)
 
 
-def test_what_is_derived_is_complete_but_for_what_it_asks(tmp_path):
-    hand, drive, more, _ = GRIPPERS["a hinge without a telling name"]
-    camera = '<camera name="eye" pos=".05 0 0" xyaxes="0 -1 0 1 0 0"/>'
-    (tmp_path / "arm.xml").write_text(arm(hand + camera, drive, more))
+@pytest.mark.parametrize("name", ["q6", "last", "joint_6"])
+def test_whether_a_last_hinge_without_a_telling_name_is_a_jaw_is_asked(tmp_path, name):
+    hand = hinge(name, 0.0, -1, "-.1 1") + FIXED_JAW
+    (tmp_path / "arm.xml").write_text(arm(hand, servo(name, "-.1 1")))
     robot, notes = inspect_model(tmp_path / "arm.xml")
+    assert robot.limb().gripper is None
     said = " ".join(notes)
-    assert "home, as the model has no keyframe 'home': zero" in said
-    assert robot.limb().frames == {"hand": "tcp"}
-    scene = TableScene(robot=robot)
-    assert scene.model.camera("wrist").pos == pytest.approx([0.05, 0, 0])
-    assert scene.model.camera("wrist").quat == pytest.approx(
-        scene.model.camera("eye").quat, abs=1e-6
-    )
-    (missed,) = out_of_reach(scene)
-    assert missed.startswith("the hand does not reach the workspace from home")
+    assert "If the last joint is a jaw, it is no joint of the limb: give it a name with" in said
+    assert any("has no gripper" in gap for gap in scene_gaps(robot))
+
+
+def test_the_upper_end_is_assumed_to_be_open_where_nothing_shows_it(tmp_path):
+    bare = hinge("jaw", 0.0, -1, "-.1 1")
+    bare = re.sub("<geom[^>]*>", '<inertial pos="0 0 .04" mass=".1" diaginertia="1 1 1"/>', bare)
+    (tmp_path / "arm.xml").write_text(arm(bare, servo("jaw", "-.1 1")))
+    robot, notes = inspect_model(tmp_path / "arm.xml")
+    assert robot.limb().gripper.opening.open_value == 1.0
+    assert "arm: whether the gripper is open at 1 (1), as assumed." in notes
+
+
+def test_an_arm_that_is_completed_as_asked_runs(tmp_path):
+    hand, drive, more, _ = GRIPPERS["a jaw beside a fixed one"]
     (tmp_path / "arm.xml").write_text(arm(hand, drive, more))
     robot, notes = inspect_model(tmp_path / "arm.xml")
-    assert "cameras: none is named 'wrist'" in " ".join(notes)
-    with pytest.raises(ConfigError, match="there is no camera 'wrist'"):
-        TableScene(robot=robot)
+    said = " ".join(notes)
+    for asked in ("frames = {hand = ...}", "tool_m and tool_quat", "fingers, the bodies", "gap_m"):
+        assert asked in said, asked
+    for asked in ("[[cameras]]", "home, as the model has no keyframe 'home': zero"):
+        assert asked in said, asked
+    assert len(scene_gaps(robot)) == 3
+    limb = robot.limb()
+    gripper = replace(limb.gripper, fingers=("Jaw", "link4"), gap_m=(0.0, 0.06))
+    limb = replace(
+        limb, gripper=gripper, tool="tcp", tool_m=(0, 0, 0.08), frames={"hand": "link4"},
+        home=(0.0, 0.6, 1.3, 1.2, 0.0),
+    )  # fmt: skip
+    wrist = Camera("wrist", "link4", (0.05, 0.0, 0.0), (0.0, 0.0, 0.1), 60.0)
+    robot = replace(robot, limbs=(limb,), cameras=(wrist,))
+    assert scene_gaps(robot) == []
+    (missed,) = out_of_reach(TableScene(robot=robot))
+    assert missed.startswith("the hand does not reach the workspace from home")
+    (tmp_path / "arm.toml").write_text(write_robot(robot))
+    rollout = Robot(str(tmp_path / "arm.toml")).run_policy(
+        policy_config={"backend": "scripted"}, task="reach", duration=0.5
+    )
+    assert rollout.tracking.max_mm < 5
