@@ -114,11 +114,17 @@ _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
 _LARGEST_M = 10.0  # of a hand's position; larger ones are centimetres or millimetres
 _BEYOND_CLOSED = 0.2  # by which a measured gripper may lie outside 0..1; more is another unit
-# the largest command by column, and its unit; a gripper's is clipped, as models overshoot
+# the largest command by column, in words too; a gripper's is clipped, as models overshoot
+_FINITE = (np.finfo(np.float64).max, "a finite number")
 _COMMANDED = {
-    **{f"joint_{i}": (_LARGEST_RAD, "rad of zero; degrees are not read") for i in range(7)},
-    **dict.fromkeys("xyz", (_LARGEST_M, "m of zero; millimetres are not read")),
-    "gripper": (2.0, "of zero, and 0 is open and 1 is closed"),
+    **{
+        f"joint_{i}": (_LARGEST_RAD, f"within {_LARGEST_RAD:.4g} rad of zero, and not in degrees")
+        for i in range(7)
+    },
+    **dict.fromkeys(
+        "xyz", (_LARGEST_M, f"within {_LARGEST_M:g} m of zero, and not in millimetres")
+    ),
+    "gripper": (2.0, "within 2 of zero; 0 is open and 1 is closed"),
 }
 _MAX_SHORT = 1000
 MAX_PROMPT_CHARACTERS = 4096
@@ -636,16 +642,15 @@ def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
             f"[T, {space.width}] numbers: "
             f"{', '.join(space.columns)}. Does it serve another action space?"
         )
-    if not np.isfinite(rows).all():
-        row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
-        value = f"action[{row}, {column}] ({space.columns[column]}) is {rows[row, column]}"
-        raise ServiceChunkError(f"{value}; the chunk is not executed.")
-    for column, name in enumerate(space.columns if space in (JOINT_POS, POSE_ABS) else ()):
-        largest, unit = _COMMANDED.get(name, (np.inf, ""))
-        if abs(wild := max(rows[:, column], key=abs)) > largest:
+    largest_by_column = _COMMANDED if space in (JOINT_POS, POSE_ABS) else {}
+    for column, name in enumerate(space.columns):
+        largest, valid = largest_by_column.get(name, _FINITE)
+        sound = np.abs(rows[:, column].astype(np.float64)) <= largest  # NaN is not
+        if not sound.all():
+            row = int(sound.argmin())
             raise ServiceChunkError(
-                f"column {column} ({name}) of the action holds {wild:.6g}; it lies within "
-                f"{largest:.4g} {unit}. The chunk is not executed."
+                f"action[{row}, {column}] ({name}) is {rows[row, column]:.6g}; it must be {valid}. "
+                "The chunk is not executed."
             )
 
 

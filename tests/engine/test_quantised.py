@@ -768,7 +768,7 @@ def in_float32(weights):
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
-        ("fp8", without_one_input_scale, "lacks layers.1.mlp.up_proj.input_scale"),
+        ("fp8", without_one_input_scale, "layers.1.mlp.up_proj.input_scale must be there"),
         ("fp8", in_float32, "stores no weight as F8_E4M3"),
         ("int8", in_float32, "stores no weight as I8"),
         *(
@@ -803,7 +803,7 @@ def test_a_type_that_is_not_the_stated_one_is_named(stored, tmp_path):
     formats.write_json(folder / "transformer/config.json", config)
     report = inspect(folder)
     assert report["verdict"] == "WeightsError"
-    assert "as I8, and its config states FP8, which is F8_E4M3" in report["problem"]
+    assert "must be stored as F8_E4M3, for the config states FP8" in report["problem"]
 
 
 def test_amax_of_any_quantizer_is_skipped(stored, tmp_path):

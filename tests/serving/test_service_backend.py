@@ -433,7 +433,7 @@ ASKED = {
         (0, 1, 1.9, r"joint 2 of 7 is at 1\.9000 rad, outside its range \[-1\.7628, 1\.7628\]"),
         (15, 5, -0.3, r"row 15: joint 6 of 7 is at -0\.3000 rad"),
         (7, 6, -2.8974, r"row 7: joint 7 of 7 is at -2\.8974 rad"),
-        (3, 4, 90.0, r"column 4 \(joint_4\) of the action holds 90; .* degrees are not read"),
+        (3, 4, 90.0, r"\[3, 4\] \(joint_4\) is 90; .* not in degrees"),
     ],
 )
 def test_rows_outside_the_joints_ranges_never_become_steps(serve, how, row, joint, q_rad, says):

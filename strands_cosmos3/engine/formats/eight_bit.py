@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -219,24 +219,21 @@ class Dequantized(WeightSource):
         self.skipped = self._known_buffers()
         of_weight = {f"{key}_scale": key for key in self.quantized}
         of_input = self._input_scales(rounds_activations) if family == "fp8" else {}
-        wrong = [name for name, key in of_weight.items() if not self._has_scale(name, key)]
-        wrong += [name for name in of_input if source.shapes[name] not in _SINGLE]
-        if wrong:
-            raise WeightsError(
-                f"{source.folder} has no single number {', '.join(wrong[:6])}; 8-bit weights need "
-                "their scales."
-            )
+        single: dict[str, tuple[Any, ...]] = dict.fromkeys((*of_weight, *of_input), _SINGLE)
+        if family == "int8":  # or one a row
+            single = {name: (*_SINGLE, source.shapes[key][:1]) for name, key in of_weight.items()}
+        self._refuse(
+            [name for name, shapes in single.items() if source.shapes.get(name) not in shapes],
+            "must be there and a single number each; 8-bit weights need their scales.",
+        )
         stored = {
             name: scale.float().reshape(-1)
             for name, scale in source.parts({n: (n, ()) for n in (*of_weight, *of_input)})
         }
-        if wrong := [
-            name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())
-        ]:
-            raise WeightsError(
-                f"the scales of {', '.join(sorted(wrong)[:6])} are not positive numbers; download "
-                "it again."
-            )
+        self._refuse(
+            [name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())],
+            "must be positive numbers, for they are scales; download it again.",
+        )
         activations = {key: float(stored[name]) for name, key in of_input.items()}
         self._scales = {
             key: StoredScale(stored[name], activations.get(key)) for name, key in of_weight.items()
@@ -249,11 +246,11 @@ class Dequantized(WeightSource):
     def _stored_as(self, family: Family) -> tuple[str, ...]:
         """Names of the weights that are stored in the type which is stated."""
         dtype, dtypes = STORED_DTYPES[family], self.source.dtypes
-        if others := [k for k, d in dtypes.items() if d in STORED_DTYPES.values() and d != dtype]:
-            raise WeightsError(
-                f"{self.folder} stores {min(others)} as {dtypes[min(others)]}, and its config "
-                f"states {family.upper()}, which is {dtype}. {_INSTEAD}"
-            )
+        eight_bit = {*STORED_DTYPES.values()} - {dtype}
+        self._refuse(
+            [key for key, stored in dtypes.items() if stored in eight_bit],
+            f"must be stored as {dtype}, for the config states {family.upper()}. {_INSTEAD}",
+        )
         names = tuple(sorted(key for key, stored in dtypes.items() if stored == dtype))
         if not names:
             raise WeightsError(
@@ -265,36 +262,37 @@ class Dequantized(WeightSource):
     def _known_buffers(self) -> tuple[str, ...]:
         """Names of the quantizers' buffers that change no result."""
         buffers = tuple(key for key in self.source.shapes if _QUANTIZERS in key)
-        if unknown := [key for key in buffers if not key.endswith(_KNOWN_BUFFERS)]:
-            raise WeightsError(
-                f"{self.folder} holds {', '.join(map(readable, sorted(unknown)[:6]))}, which "
-                f"changes what its layers compute; of quantizers only _amax is known. {_INSTEAD}"
-            )
+        self._refuse(
+            [key for key in buffers if not key.endswith(_KNOWN_BUFFERS)],
+            "must not be there: it changes what its layer computes, and of quantizers only _amax "
+            f"is known. {_INSTEAD}",
+        )
         return buffers
 
     def _input_scales(self, rounds_activations: bool | None) -> dict[str, str]:
         """Name of an input's scale -> its weight's: of all weights in 8 bits, or of none."""
         names = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
-        missing = [name for name in names if name not in self.source.shapes]
-        if rounds_activations is False and len(missing) < len(names):
-            raise WeightsError(
-                f"{self.folder} holds {min(names.keys() - missing)}, and config_groups state that "
-                f"activations are not rounded (input_activations is not set). {_INSTEAD}"
+        present = names.keys() & self.source.shapes.keys()
+        if rounds_activations is False:
+            self._refuse(
+                present,
+                "must not be there: config_groups state that activations are not rounded "
+                f"(input_activations is not set). {_INSTEAD}",
             )
-        if len(missing) == len(names) and not rounds_activations:
+        if not present and not rounds_activations:
             return {}
-        if missing:
-            raise WeightsError(
-                f"{self.folder} lacks {', '.join(missing[:6])}; layers that round their inputs "
-                "need the scales of all of them. Download it again."
-            )
+        self._refuse(
+            names.keys() - present,
+            "must be there: layers that round their inputs need the scales of all of them. "
+            "Download it again.",
+        )
         return names
 
-    def _has_scale(self, name: str, key: str) -> bool:
-        """Whether a weight's scale is one number, or for INT8 one a row."""
-        shape = self.source.shapes.get(name)
-        rows = self.source.shapes[key][:1]
-        return shape in _SINGLE or (self.source.dtypes[key] == "I8" and shape == rows)
+    def _refuse(self, names: Collection[str], why: str) -> None:
+        """Raise WeightsError if there are names of tensors that must be otherwise."""
+        if names:
+            first = ", ".join(map(readable, sorted(names)[:6]))
+            raise WeightsError(f"{self.folder}: {first} {why}")
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for key, part in self.source.parts(requests):
