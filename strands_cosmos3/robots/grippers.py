@@ -109,6 +109,7 @@ def _at_ends(
     of_gripper = np.isin(alone.dof_jntid, beyond)
     alone.dof_armature[:] += np.where(of_gripper, _ARMATURE, _HELD)
     alone.dof_damping[of_gripper] += _DAMPING
+    alone.opt.tolerance = 0.0  # MuJoCo relates it to the inertia
     ends: list[mujoco.MjData] = []
     for value in ctrl.tolist():
         data = mujoco.MjData(alone)

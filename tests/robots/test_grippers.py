@@ -62,6 +62,13 @@ GRIPPERS = {
         COUPLED.format(sign=1),
         (0.0, -0.04, 0.0, -0.04, ("a", "b")),
     ),
+    "coupled slides that begin open": (
+        slide("a", 0.01, 1, "0 .04") + slide("b", -0.01, -1, "0 .04"),
+        servo("a", "0 .04"),
+        COUPLED.format(sign=1)
+        + '<keyframe><key name="home" qpos="0 .5 1 1 0 .04 .04"/></keyframe>',
+        (0.04, 0.0, 0.04, 0.0, ("a", "b")),
+    ),
     "mirrored hinges, open below": (
         hinge("a", 0.01, 1, "-.7 0") + hinge("b", -0.01, 1, "0 .7"),
         servo("a", "-.7 0"),
