@@ -13,19 +13,10 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from strands_cosmos3.checks import F64
-
 _UNSET = -1
 _SIZES = ("memory", "njmax", "nconmax", "nstack")
 _INERTIA_BY_FILE = 1  # inertiafromgeom="true": stated inertias are ignored
 _INERTIA_AUTO = 2
-_ENUMS = {
-    "integrator": mujoco.mjtIntegrator,
-    "cone": mujoco.mjtCone,
-    "jacobian": mujoco.mjtJacobian,
-    "solver": mujoco.mjtSolver,
-}
-_FLAGS = {"disableflags": mujoco.mjtDisableBit, "enableflags": mujoco.mjtEnableBit}
 _IGNORED = ("timestep", "integrator")
 """Options that every scene sets; a file states them for its own simulation."""
 _NO_FIELDS = ("classname", "compiler", "frame", "id", "parent", "signature")
@@ -81,20 +72,17 @@ def settings_left_out(spec: mujoco.MjSpec, of_scene: Any) -> list[str]:
     """
     plain = mujoco.MjSpec()
     stated = [
-        _in_words(name, value)
+        f"{name} {value}"
         for name, value in _differences(spec.option, plain.option)
         if name not in _IGNORED and not np.array_equal(value, getattr(of_scene, name))
     ]
     stated += [f"size {name}" for name in _SIZES if getattr(spec, name) != _UNSET]
-    if any(_differences(spec.stat, plain.stat)):
-        stated.append("<statistic>")
-    styles = [name for name in dir(plain.visual) if not name.startswith("_")]
-    if any(
-        any(_differences(getattr(spec.visual, name), getattr(plain.visual, name)))
-        for name in styles
-    ):
-        stated.append("<visual>")
-    return stated
+    names = filter(str.isalpha, dir(plain.visual))
+    styles = ((getattr(part.visual, name) for part in (spec, plain)) for name in names)
+    groups = {"statistic": [(spec.stat, plain.stat)], "visual": styles}
+    return stated + [
+        f"<{name}>" for name, pairs in groups.items() if any(any(_differences(*p)) for p in pairs)
+    ]
 
 
 def _differences(part: Any, other: Any) -> Iterator[tuple[str, Any]]:
@@ -112,18 +100,3 @@ def _differences(part: Any, other: Any) -> Iterator[tuple[str, Any]]:
             before = getattr(other, name)
             if value != before and not (value != value and before != before):  # two NaN
                 yield name, value
-
-
-def _in_words(name: str, value: Any) -> str:
-    if name in _FLAGS:
-        bits = _FLAGS[name].__members__.items()  # and their number, which has no underscore
-        on = (flag for flag, bit in bits if "_" in flag and value & bit)
-        return f"{name.removesuffix('flags')} {' and '.join(map(_last_word, on))}"
-    if name in _ENUMS:
-        return f"{name} {_last_word(_ENUMS[name](value).name)}"
-    numbers: F64 = np.atleast_1d(value)
-    return f"{name} {' '.join(f'{number:g}' for number in numbers)}"
-
-
-def _last_word(name: str) -> str:
-    return name.rsplit("_", 1)[-1].lower()

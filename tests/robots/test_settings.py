@@ -135,7 +135,7 @@ def test_inspect_names_what_a_scene_does_not_take_over(tmp_path, capsys):
         '<option iterations="2" wind="0 1 0"><flag contact="disable"/></option><size njmax="9"/>'
     )
     robot = edited(tmp_path, (OPTION, stated))
-    said = "not taken over: disable contact, iterations 2, wind 0 1 0, size njmax."
+    said = "not taken over: disableflags 16, iterations 2, wind [0. 1. 0.], size njmax."
     assert said in " ".join(inspect_model(robot.model[0].file)[1])
     (tmp_path / "arm.toml").write_text(write_robot(robot))
     assert main(["robot", "inspect", str(tmp_path / "arm.toml")]) == 0

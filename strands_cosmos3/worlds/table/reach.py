@@ -15,12 +15,13 @@ from strands_cosmos3.worlds.table.hands import gripper_down
 from strands_cosmos3.worlds.table.scene import TableScene
 
 _HOVER_M = 0.09  # over the table, where a hand is above a cube
-_ROWS = 8  # to one place, each of which begins where the last one ended
+_ROWS = 8  # to each place
 
 
 def out_of_reach(scene: TableScene) -> list[str]:
-    """Return a sentence that says which places of a robot's workspace its hand misses, on the way
-    from home, by more than the bound of a row that is executed; none of a robot with two arms.
+    """Return a sentence that says which place of a robot's workspace its hand misses most, if by
+    more than the bound of a row that is executed: it goes there from home, to one after the other.
+    None of a robot with two arms.
     """
     robot = scene.robot
     if robot.limbs[1:]:
@@ -41,21 +42,14 @@ def out_of_reach(scene: TableScene) -> list[str]:
     targets[0, :2, 3] = np.mean(space.x_m), np.mean(space.y_m)
     targets[1:, :2, 3] = list(product(space.x_m, space.y_m))
     targets[:, 2, 3] = _HOVER_M
-    missed_m = [
-        ik.solve(
-            {limb.name: np.tile(T_base_world @ T_world_tcp @ T_tcp_frame, (_ROWS, 1, 1))}, ik.home
-        ).residual_m[0, -1]
-        for T_world_tcp in targets
-    ]
-    if max(missed_m) <= OFF_POSE_BOUND_M:
+    rows = np.repeat(T_base_world @ targets @ T_tcp_frame, _ROWS, axis=0)
+    missed_m = ik.solve({limb.name: rows}, ik.home).residual_m[0, _ROWS - 1 :: _ROWS]
+    if missed_m.max() <= OFF_POSE_BOUND_M:
         return []
-    places = ", ".join(
-        f"{x:g} {y:g} by {1e3 * miss:.0f} mm"
-        for (x, y, _), miss in zip(targets[:, :3, 3], missed_m, strict=True)
-        if miss > OFF_POSE_BOUND_M
-    )
+    x_m, y_m = targets[missed_m.argmax(), :2, 3]
     return [
         f"the hand does not reach the workspace from home; {_HOVER_M:g} m above the table it "
-        f"misses x y {places}. At home it is at {at_home[0]:.2f} {at_home[1]:.2f}. Give a table "
-        "[workspace] with x_m, y_m and bin_m that it reaches, and a home above it"
+        f"misses x y {x_m:g} {y_m:g} by {1e3 * missed_m.max():.0f} mm. At home it is at "
+        f"{at_home[0]:.2f} {at_home[1]:.2f}. Give a table [workspace] with x_m, y_m and bin_m that "
+        "it reaches, and a home above it"
     ]
