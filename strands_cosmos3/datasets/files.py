@@ -36,7 +36,8 @@ from strands_cosmos3.errors import DatasetError, DatasetFormatError, InputError
 from strands_cosmos3.resources import contained, read_json, require_file, shown, write_whole
 
 VERSION = "v3.0"
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(\.\d+)?", re.IGNORECASE)
+_READ = re.compile(r"v?3\.0(\.\d+)?", re.IGNORECASE)
+_OLDER = re.compile(r"None|v?[0-2]\.\d+(\.\d+)?", re.IGNORECASE)
 INFO = "meta/info.json"
 STATS = "meta/stats.json"
 TASKS = "meta/tasks.parquet"
@@ -188,17 +189,15 @@ def read_info(root: Path) -> Info:
 
 def _require_version(root: Path, version: Any) -> None:
     """Raise DatasetFormatError unless a dataset's version is ours."""
-    number = _VERSION.fullmatch(str(version))
-    found = (int(number[1]), int(number[2])) if number else None
-    if found == (3, 0):
+    if _READ.fullmatch(str(version)):
         return
     remedy = (
         " LeRobot converts v2.1 in its place: python -m lerobot.scripts.convert_dataset_v21_to_v30 "
         f"--repo-id=local/{root.name} --root={root} --push-to-hub=false"
     )
-    is_older = version is None or (found is not None and found < (3, 0))
     raise DatasetFormatError(
-        f"{root / INFO} has version {version!r}, but only {VERSION} is read." + remedy * is_older
+        f"{root / INFO} has version {version!r}, but only {VERSION} is read."
+        + remedy * bool(_OLDER.fullmatch(str(version)))
     )
 
 
@@ -226,15 +225,12 @@ def _column_names(names: Any) -> tuple[str, ...]:
     """Return the names of columns as LeRobot's versions write them: a list, lists in a list or an
     object, or an object of each name's place. Return nothing for others.
     """
-    if isinstance(names, dict) and names:
-        places: list[Any] = list(names.values())
-        if all(type(place) is int for place in places):
-            is_order = sorted(places) == list(range(len(places)))
-            return tuple(sorted(names, key=names.__getitem__)) if is_order else ()
-        names = places
-    if not isinstance(names, list):
-        return ()
-    flat = [name for part in names for name in (part if isinstance(part, list) else [part])]
+    if isinstance(names, dict):
+        placed = {str(place): name for name, place in names.items()}
+        in_order = [placed.get(str(i)) for i in range(len(names))]
+        names = list(names.values()) if None in in_order else in_order
+    parts = names if isinstance(names, list) else []
+    flat = [name for part in parts for name in (part if isinstance(part, list) else [part])]
     return tuple(flat) if all(isinstance(name, str) for name in flat) else ()
 
 
@@ -261,7 +257,8 @@ def read_table(
     require_file(path, DatasetFormatError, hint="The dataset refers to it.")
     try:
         footer = pq.read_metadata(path)
-        with pq.ParquetFile(path, metadata=footer, read_dictionary=_texts_of(footer)) as file:
+        texts = [column.path for column in footer.schema]  # of numbers it is ignored
+        with pq.ParquetFile(path, metadata=footer, read_dictionary=texts) as file:
             names = file.schema_arrow.names
             if footer.num_rows > most_rows:
                 raise DatasetFormatError(
@@ -292,40 +289,27 @@ def read_table(
         raise DatasetFormatError(f"{path} cannot be read as parquet: {error}.") from None
 
 
-def _texts_of(footer: Any) -> list[str]:
-    columns = [footer.schema.column(i) for i in range(len(footer.schema))]
-    return [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
-
-
 def _unpacked(footer: Any, names: Sequence[str], columns: Sequence[str]) -> tuple[int, int]:
     """Return how many values a file's footer states for columns, and how many bytes they take in
     memory; a path begins with its column.
     """
     n_values = n_bytes = 0
     groups = [footer.row_group(i) for i in range(footer.num_row_groups)]
-    for j in range(footer.num_columns):
-        column = footer.schema.column(j)
+    for j, column in enumerate(footer.schema):
         named = (name for name in names if f"{column.path}.".startswith(f"{name}."))
         if max(named, key=len, default="") not in columns:
             continue
         for chunk in (group.column(j) for group in groups):
-            is_text = column.physical_type == "BYTE_ARRAY"
             n_values += chunk.num_values
-            n_bytes += chunk.num_values * max(8, column.length)
-            n_bytes += chunk.total_uncompressed_size if is_text else 0
+            n_bytes += max(chunk.num_values * max(8, column.length), chunk.total_uncompressed_size)
     return n_values, n_bytes
 
 
 def shared_texts(column: Any) -> list[Any]:
     """Return an Arrow column as a list in which equal texts are one object."""
-    values: list[Any] = []
-    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-        if isinstance(chunk, pa.DictionaryArray):
-            texts = chunk.dictionary.to_pylist()
-            values += [None if i is None else texts[i] for i in chunk.indices.to_pylist()]
-        else:
-            values += chunk.to_pylist()
-    return values
+    coded = pa.chunked_array(column).combine_chunks().dictionary_encode()
+    texts = [*coded.dictionary.to_pylist(), None]
+    return [texts[i] for i in coded.indices.fill_null(-1).to_pylist()]
 
 
 @contextmanager
@@ -403,14 +387,14 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
     named = [name for name in _TASK_COLUMNS if name in table.column_names]
     if not named:
         raise DatasetFormatError(f"{root / TASKS} needs a column {_TASK_COLUMNS[0]}.")
-    columns = (shared_texts(table.column(column)) for column in ("task_index", named[0]))
-    rows = list(zip(*columns, strict=True))
-    total = len(rows) if total is None else total
-    is_sound = all(isinstance(index, int) and isinstance(text, str) for index, text in rows)
-    rows = sorted(rows)[:total] if is_sound else []
-    if len(rows) < total or any(index != i for i, (index, _) in enumerate(rows)):
+    numbers = table.column("task_index").to_pylist()
+    texts: dict[Any, Any] = dict(zip(numbers, shared_texts(table.column(named[0])), strict=True))
+    total = len(numbers) if total is None else total
+    tasks = tuple(texts.get(i) for i in range(min(total, len(texts))))
+    is_sound = len(texts) == len(numbers) and len(tasks) == total
+    if not is_sound or not all(isinstance(text, str) for text in tasks):
         raise DatasetFormatError(f"{root / TASKS} does not number its {total} tasks 0, 1, 2, ...")
-    return tuple(text for _, text in rows)
+    return tasks
 
 
 _TASK_COLUMNS = ("task", "__index_level_0__")
@@ -524,7 +508,7 @@ class EpisodeIndex:
             ) from None
         return whole.combine_chunks()
 
-    def _numbers(self, name: str, dtype: type = np.int64) -> Any:
+    def _numbers(self, name: str) -> Ints:
         column = self._table.column(name)
         if column.null_count:
             raise DatasetFormatError(f"{self._path}: {name} has empty entries.")
@@ -533,17 +517,16 @@ class EpisodeIndex:
             raise DatasetFormatError(
                 f"{self._path}: {name} must hold finite numbers of at least zero."
             )
-        return values.astype(dtype)
+        return values.astype(np.int64)
 
     def _films(self, key: str, fps: float) -> Ints:
         """[episodes, 3] chunk, file, and index of the first frame in that file; -1 where the index
         does not give them, which matters only to those who ask for this film.
         """
-        columns: list[Any] = []
-        for name in (f"videos/{key}/{name}" for name in _FILM):
-            known = name in self._table.column_names and is_numeric(self._table.column(name).type)
-            columns.append(self._table.column(name).to_numpy() if known else np.full(len(self), -1))
-        places = np.stack(columns, axis=1).astype(np.float64)
+        places = np.full((len(self), 3), -1.0)
+        for i, name in enumerate(f"videos/{key}/{name}" for name in _FILM):
+            if name in self._table.column_names and is_numeric(self._table.column(name).type):
+                places[:, i] = self._table.column(name)
         places[~((places >= 0) & (places <= 2**53)).all(axis=1)] = -1
         return np.round(places * [1, 1, fps]).clip(-1).astype(np.int64)
 
@@ -578,14 +561,12 @@ class EpisodeIndex:
 
     def tasks(self, i: int) -> tuple[str, ...]:
         """Return the instructions of one episode."""
-        if "tasks" not in self._table.column_names:
-            return ()
-        texts = getattr(self._table.column("tasks")[i], "values", None)  # of a list
+        texts = getattr(self._optional("tasks", i), "values", None)  # of a list
         return () if texts is None else tuple(shared_texts(texts))
 
     def note(self, i: int) -> Mapping[str, Any]:
         """Return the note of one episode."""
-        text = self._optional(NOTE, i)
+        text = self._optional(NOTE, i).as_py()
         try:
             note = {} if text is None else json.loads(text)
         except (TypeError, ValueError):
@@ -595,7 +576,7 @@ class EpisodeIndex:
         return note if isinstance(note, dict) else {}
 
     def _optional(self, name: str, i: int) -> Any:
-        return self._table.column(name)[i].as_py() if name in self._table.column_names else None
+        return self._table.column(name)[i] if name in self._table.column_names else pa.scalar(None)
 
     def next_file(self, chunk_size: int) -> int:
         """Return the number of the first unused file, the same for data, videos and index."""
@@ -611,20 +592,19 @@ def read_episode_stats(
 ) -> list[dict[str, Stats]]:
     """Return the statistics of each episode. Raises DatasetFormatError if an episode lacks them."""
     features = {**spec.columns, **BOOKKEEPING, **spec.cameras}
-    columns = [(f"stats/{key}/{name}", key, name) for key in features for name in STATISTICS]
-    exact = [column for column, _, name in columns if name not in QUANTILES]
-    others = [column for column, _, name in columns if name in QUANTILES]
+    shapes = {key: (3, 1, 1) if f.is_video else f.shape for key, f in features.items()}
+    columns = {f"stats/{key}/{name}": (key, name) for key in features for name in STATISTICS}
+    exact = [column for column, (_, name) in columns.items() if name not in QUANTILES]
+    others = [column for column in columns if column not in exact]
     episodes: list[dict[str, Stats]] = []
     for path in episode_files(root):
         table = read_table(root, path, len(index) + _UNCOMMITTED, exact, others)
-        read = [place for place in columns if place[0] in table.column_names]
         for row in table.to_pylist():
             episode: dict[str, Stats] = {key: {} for key in features}
-            for column, key, name in read:
-                feature = features[key]
-                shape = (3, 1, 1) if feature.is_video else feature.shape
-                shape = (1,) if name == "count" else shape
-                episode[key][name] = _figures(row[column], shape, f"{path}, {column}")
+            for column, values in row.items():
+                key, name = columns[column]
+                shape = (1,) if name == "count" else shapes[key]
+                episode[key][name] = _figures(values, shape, f"{path}, {column}")
             episodes.append(episode)
     return episodes[: len(index)]
 

@@ -69,12 +69,7 @@ def merge_datasets(
                     f"{part.root} has features that are not read and would be lost: "
                     f"{', '.join(part.info.foreign)}; merge it with LeRobot."
                 )
-            for key in part.spec.cameras:
-                if lacking := part.episodes_without(key):
-                    raise DatasetFormatError(
-                        f"episode {lacking[0]} of {part.root} has no film of {key!r}; leave it out "
-                        "with LeRobot (lerobot-edit-dataset, delete_episodes) to merge the others."
-                    )
+            part.require_films(part.spec.cameras)
             if differences := parts[0].spec.differences(part.spec):
                 raise DatasetMismatchError(
                     f"{parts[0].root} and {part.root} differ: {'; '.join(differences)}."

@@ -4,9 +4,9 @@ limb. Columns belong to a limb by their names, never by their position.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,16 @@ from strands_cosmos3.datasets.spec import (
     limb_prefix,
 )
 from strands_cosmos3.datasets.stats import Stats, column_stats, to_json
-from strands_cosmos3.datasets.video import CUT_RATE, RATE_TOLERANCE, FrameReader
+from strands_cosmos3.datasets.video import FrameReader
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError
 from strands_cosmos3.resources import Closeable, write_json
 
 _CACHED_COLUMNS = 64
+_CUT_RATE = (
+    " If the rate has a fraction, meta/info.json may state its whole part alone, as LeRobot's "
+    'converter from v2.1 does; write the rate itself to its "fps".'
+)
 _LISTS = pa.ListType | pa.LargeListType | pa.FixedSizeListType
 
 
@@ -138,6 +142,19 @@ class Dataset(Closeable):
         """Return the episodes that have no film of a camera."""
         return tuple(np.flatnonzero(self._index.videos[camera][:, 0] < 0).tolist())
 
+    def require_films(self, cameras: Iterable[str]) -> None:
+        """Raise DatasetFormatError if an episode has no film of one of the cameras."""
+        for camera in cameras:
+            if lacking := self.episodes_without(camera):
+                raise DatasetFormatError(
+                    f"episode {lacking[0]} of {self.root} has no film of {camera!r}; leave it out "
+                    "with LeRobot (lerobot-edit-dataset, delete_episodes), or name other cameras."
+                )
+
+    def require_rate(self) -> None:
+        """Raise DatasetFormatError if the times of the first frames contradict the stated rate."""
+        _ = self[0]["timestamp"] if len(self) else None
+
     @typed()
     def column(self, key: str) -> NDArray[Any]:
         """Return a numeric feature of all frames of all episodes: [n_frames, n] ([n_frames] if n is
@@ -179,17 +196,11 @@ class Dataset(Closeable):
                 row = int(np.argmax(differs))
                 raise DatasetFormatError(
                     f"{path}: {name} of row {row} is {stored[row]:.10g}; by meta/episodes it is "
-                    f"{numbers[row]:.10g}." + self._cut_rate(name, stored[row], numbers[row])
+                    f"{numbers[row]:.10g}." + _CUT_RATE * (name == "timestamp")
                 )
         values = _to_numpy(table.column(key), feature, f"{path}, {key}")
         values.setflags(write=False)
         return values
-
-    def _cut_rate(self, name: str, stored: float, expected: float) -> str:
-        """Say how to mend a rate that lost its fraction, if the times are of such a one."""
-        rate = self.fps * expected / stored if name == "timestamp" and stored > 0 else self.fps
-        is_cut = int(rate) == self.fps and rate > self.fps * (1 + RATE_TOLERANCE)
-        return f" It has {rate:.4g} frames a second. {CUT_RATE}" if is_cut else ""
 
     def _bookkeeping(self, index: NDArray[np.int64]) -> dict[str, tuple[NDArray[Any], Any]]:
         """What the columns of frames must hold by the episode index, and with what tolerance."""
@@ -338,8 +349,9 @@ class RecordedEpisode:
                 f"episode {self.index} of {dataset.root} has no film of {camera!r}."
             )
         path = file_of(dataset.root, dataset.info.video_path, (chunk, file), camera)
-        end = partial(index.film_end, camera, (chunk, file))
-        return dataset._videos.read(path, first, numbers, shape, end)
+        dataset.require_rate()
+        n_frames = index.film_end(camera, (chunk, file))
+        return dataset._videos.read(path, first, numbers, shape, n_frames)
 
     @typed()
     def frame(self, row: int, keys: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
@@ -398,7 +410,7 @@ def embodiment_of(episode: RecordedEpisode) -> Embodiment:
         )
     embodiment = get_embodiment(name)
     columns = embodiment.action_space("midtrain").columns
-    if _names(episode, ACTION) != columns or not embodiment.limbs:
+    if column_names(episode.dataset, ACTION) != columns or not embodiment.limbs:
         raise DatasetFormatError(
             f"the columns of {ACTION!r} in {root} are not those of {name!r}: {', '.join(columns)}."
         )
@@ -414,15 +426,16 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
             embodiment.
     """
     limbs = [limb for limb in embodiment_of(episode).limbs if limb.gripper is not None]
-    names = [limb.name for limb in limbs]
+    limb_names = [limb.name for limb in limbs]
     rows = episode[ACTION].astype(np.float64)
     recorded: dict[str, RecordedLimb] = {}
     for limb in limbs:
-        prefix = limb_prefix(limb.name, names)
-        n = sum(name.startswith(f"{prefix}joint_") for name in _names(episode, STATE))
+        prefix = limb_prefix(limb.name, limb_names)
+        names = column_names(episode.dataset, STATE)
+        n = sum(name.startswith(f"{prefix}joint_") for name in names)
         joints = [f"{prefix}joint_{i}" for i in range(n)]
-        state = _columns(episode, STATE, [*joints, prefix + GRIPPER])
-        T = poses_of(_columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS]))
+        state = named_columns(episode, STATE, [*joints, prefix + GRIPPER])
+        T = poses_of(named_columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS]))
         assert limb.gripper is not None
         recorded[limb.name] = RecordedLimb(
             state[:, :-1],
@@ -434,17 +447,26 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
     return recorded
 
 
-def _names(episode: RecordedEpisode, key: str) -> tuple[str, ...]:
-    feature = episode.dataset.spec.columns.get(key)
-    return () if feature is None or feature.names is None else feature.names
+def column_names(dataset: Dataset, key: str, unnamed: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the names of a feature's columns: ``unnamed`` if it has as many and no names. Return
+    nothing without usable names.
+    """
+    feature = dataset.spec.columns.get(key)
+    if feature is None or key in dataset.info.misnamed:
+        return ()
+    return feature.names or (tuple(unnamed) if feature.shape == (len(unnamed),) else ())
 
 
-def _columns(episode: RecordedEpisode, key: str, columns: list[str]) -> F64:
-    """[N, len(columns)] the named columns of a feature."""
-    names = _names(episode, key)
+def named_columns(
+    episode: RecordedEpisode, key: str, columns: Sequence[str], unnamed: Sequence[str] = ()
+) -> F64:
+    """Return the named columns of a feature, [N, len(columns)]; ``unnamed``: as in
+    :func:`column_names`. Raises DatasetFormatError if one is missing.
+    """
+    names = column_names(episode.dataset, key, unnamed)
     if missing := [name for name in columns if name not in names]:
         raise DatasetFormatError(
             f"{key!r} of {episode.dataset.root} has no column {', '.join(missing)}; it has "
-            f"{', '.join(names) or 'no names'}."
+            f"{', '.join(names) or 'no names that fit'}. Name its columns in meta/info.json."
         )
     return episode[key].astype(np.float64)[:, [names.index(name) for name in columns]]

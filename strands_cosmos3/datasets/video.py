@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -31,10 +31,6 @@ from strands_cosmos3.errors import DatasetFormatError
 from strands_cosmos3.resources import require_file
 
 Frames = NDArray[np.uint8]
-CUT_RATE = (
-    "meta/info.json states the whole part of this rate alone, as LeRobot's converter from v2.1 "
-    'does; write the rate itself to its "fps".'
-)
 _PIXEL_FORMATS = ("yuv420p", "yuv444p")
 _BT601, _LIMITED = 6, 1  # FFmpeg's AVCOL_SPC_SMPTE170M (for the tag), AVCOL_RANGE_MPEG
 _SWS_BT601 = 5  # SWS_CS_ITU601, the same for its scaler
@@ -42,7 +38,6 @@ _SAMPLED_FRAMES = 8  # of an episode, for the statistics
 _FILES_OPEN = 6
 _SEEK_FROM = 32  # frames: larger gaps are skipped by seeking
 _PADDING_PX = 512  # a codec may round each side of a picture up to its blocks and edges
-RATE_TOLERANCE = 1e-3  # a film's rate that differs by more from the dataset's is another one
 
 
 @dataclass(frozen=True)
@@ -160,36 +155,31 @@ def join_videos(
     done = 0
     with out:
         for part, n_frames in parts:
-            with _opened(part, shape) as source:
+            with (
+                _opened(part, shape) as source,
+                _typed(part, "cannot follow the films before it", writing=True),
+            ):
                 stream = source.streams.video[0]
                 if target is None:
                     # opaque: else PyAV asks for an encoder with the decoder's name
                     target = out.add_stream_from_template(stream, opaque=True)
                     target.time_base = stream.time_base
-                begin = round(done / Fraction(str(fps)) / stream.time_base)
+                shift = round(done / Fraction(str(fps)) / stream.time_base)
+                shift -= stream.start_time or 0
                 copied = 0
-                for packet in _packets(part, source, begin):
+                for packet in source.demux(stream):
+                    if packet.dts is None or packet.pts is None:
+                        continue
+                    packet.pts += shift
+                    packet.dts += shift
                     packet.stream = target
-                    with _typed(part, "cannot follow the films before it", writing=True):
-                        out.mux(packet)
+                    out.mux(packet)
                     copied += 1
                 if copied != n_frames:
                     raise DatasetFormatError(
                         f"{_name(part)} has {copied} frames, but its episodes have {n_frames}."
                     )
             done += n_frames
-
-
-def _packets(part: bytes | Path, source: Any, begin: int) -> Iterator[Any]:
-    """Yield the packets of a film, moved so that its first frame has the time ``begin``."""
-    stream = source.streams.video[0]
-    shift = begin - (stream.start_time or 0)
-    with _typed(part, "cannot be read"):
-        for packet in source.demux(stream):
-            if packet.dts is not None and packet.pts is not None:
-                packet.pts += shift
-                packet.dts += shift
-                yield packet
 
 
 def video_layout(part: bytes | Path, shape: Sequence[int]) -> tuple[Any, ...]:
@@ -268,24 +258,24 @@ class FrameReader:
         self._reformatter = VideoReformatter()
 
     def read(
-        self,
-        path: Path,
-        first: int,
-        rows: Sequence[int],
-        shape: tuple[int, ...],
-        end: Callable[[], int],
+        self, path: Path, first: int, rows: Sequence[int], shape: tuple[int, ...], n_frames: int
     ) -> Frames:
         """Return the frames ``first + rows`` of a file as [len(rows), H, W, 3] uint8, in any order,
-        repetitions allowed.
+        repetitions allowed. ``n_frames``: as many the index refers to, from the first one on.
 
         Raises:
             DatasetFormatError: The file is missing or not a video, its frames are not of ``shape``,
-                or one is missing.
+                or some are missing.
         """
         if not len(rows):
             return np.empty((0, *shape), np.uint8)
-        container = self._container(path, shape, end)
+        container = self._container(path, shape)
         stream = container.streams.video[0]
+        if stream.start_time and 0 < stream.frames < n_frames:
+            raise DatasetFormatError(
+                f"{path} begins late and has {stream.frames} frames, but the index refers to "
+                f"{n_frames} from its first one on; its times must count from the first frame."
+            )
         frames: dict[int, Frames] = {}
         ordered = sorted(set(rows))
         seeks = np.flatnonzero(np.diff(ordered) > _SEEK_FROM) + 1
@@ -322,31 +312,15 @@ class FrameReader:
                 break
         return frames
 
-    def _container(self, path: Path, shape: tuple[int, ...], end: Callable[[], int]) -> Any:
+    def _container(self, path: Path, shape: tuple[int, ...]) -> Any:
         if path in self._open:
             self._open.move_to_end(path)
             return self._open[path]
-        with ExitStack() as stack:
-            container = stack.enter_context(_opened(path, shape))
-            self._require_times(path, container.streams.video[0], end)
-            stack.pop_all()
-        self._open[path] = container
+        container = self._open[path] = _opened(path, shape)
         container.streams.video[0].codec_context.thread_count = 1
         if len(self._open) > _FILES_OPEN:
             self._open.popitem(last=False)[1].close()
         return container
-
-    def _require_times(self, path: Path, stream: Any, end: Callable[[], int]) -> None:
-        """Raise DatasetFormatError if a film's times cannot be those that the index means."""
-        rate = stream.base_rate
-        if rate and int(rate) == self._fps and rate > self._fps * (1 + RATE_TOLERANCE):
-            raise DatasetFormatError(f"{path} has {float(rate):.4g} frames a second. {CUT_RATE}")
-        if stream.start_time and stream.frames and end() > stream.frames:
-            raise DatasetFormatError(
-                f"{path} begins at {float(stream.start_time * stream.time_base):g} s and has "
-                f"{stream.frames} frames, but the index refers to {end()} from its first one on; "
-                "its times must count from the first frame."
-            )
 
     def close(self) -> None:
         """Close all files."""

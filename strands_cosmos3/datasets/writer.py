@@ -408,15 +408,10 @@ class DatasetWriter(Closeable):
     def _write_files(self, episodes: Sequence[FinishedEpisode], number: tuple[int, int]) -> None:
         """Write the videos, the data file and the index file of a commit."""
         info = self._info
-        for key in self.spec.cameras:
+        for key, camera in self.spec.cameras.items():
             parts = [(episode.videos[key], episode.length) for episode in episodes]
             path = files.file_of(self.root, info.video_path, number, key)
-            write_whole(
-                path,
-                lambda unfinished, parts=parts, shape=self.spec.cameras[key].shape: join_videos(
-                    parts, self.spec.fps, unfinished, shape
-                ),
-            )
+            write_whole(path, partial(join_videos, parts, self.spec.fps, shape=camera.shape))
         table = files.columns_to_table(
             {key: np.concatenate([e.columns[key] for e in episodes]) for key in episodes[0].columns}
         )

@@ -258,7 +258,7 @@ def test_rows_of_other_frames_than_the_index_says_are_refused(write, name: str, 
     stated = np.array([0, 0, 0, 1, 1, 1, 1] if column == "episode_index" else [0, 1, 2, 0, 1, 2, 3])
     unit = 1.0 if column == "episode_index" else 1 / Dataset(root).fps
     rewrite(root / ROWS, replaced(column, [value * unit for value in values]))
-    says = rf"{ROWS}: {column} of row {row} is (.+); by meta/episodes it is (.+)\."
+    says = rf"{ROWS}: {column} of row {row} is (\S+); by meta/episodes it is (\S+)\.(?: |$)"
     with pytest.raises(DatasetFormatError, match=says) as refusal:
         _ = Dataset(root)[1][key]
     shown = re.search(says, str(refusal.value))
@@ -747,7 +747,7 @@ def test_a_rate_that_lost_its_fraction_is_refused_with_the_remedy(write, fps: fl
     change(root, fps=int(fps))
     rewrite(root / ROWS, replaced("timestamp", list(np.float32(np.arange(80) / fps))))
     write_film(root / f"{FILM}chunk-000/file-000.mp4", pictures(0, 80)[WRIST], fps)
-    says = rf"{fps:.4g} frames a second\. .*LeRobot's converter .*\"fps\""
+    says = r"timestamp of row \d+ is .*LeRobot's converter .*\"fps\""
     with Dataset(root) as dataset:
         for ask in (lambda: dataset.column(ACTION), lambda: dataset[0].frames(WRIST, [3])):
             for _ in range(2):

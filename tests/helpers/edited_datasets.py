@@ -281,7 +281,6 @@ CASES = {
     "pose in millimetres": Case(
         column(ROWS, EE_POSE, lambda v: v * ([1e3] * 3 + [1] * 4)), trained=False, other=EE_POSE
     ),
-    "pose said to be in millimetres": Case(feature(EE_POSE, info={"unit": "mm"}), trained=False),
     "gripper first in the action": Case(reordered(ACTION, [9, *range(9)])),
     "action shuffled": Case(reordered(ACTION, [4, 1, 9, 0, 8, 2, 3, 7, 5, 6])),
     "action without a gripper": Case(

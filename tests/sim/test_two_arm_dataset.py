@@ -28,7 +28,7 @@ from strands_cosmos3.resources import resource
 from strands_cosmos3.robots.catalogue import PANDA, get_robot, write_robot
 from strands_cosmos3.robots.spec import ModelPart
 from strands_cosmos3.sim.dataset import RolloutRecorder, rollout_spec
-from strands_cosmos3.training.arm_columns import ArmKeys
+from strands_cosmos3.training.arm_columns import ArmColumns, ArmKeys
 from strands_cosmos3.types import ActionChunk, Request, Rollout
 from strands_cosmos3.worlds.arms import Robot
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
@@ -205,8 +205,12 @@ def test_other_limbs_are_refused():
 
 
 def test_post_training_refuses_two_arms(lifted: tuple[Path, Rollout]):
-    with Dataset(lifted[0]) as dataset, pytest.raises(ConfigError, match="one arm"):
-        ArmKeys().resolved(dataset, DUAL)
+    with Dataset(lifted[0]) as dataset:
+        columns = ArmColumns(dataset, DUAL, ArmKeys().resolved(dataset, DUAL))
+        with pytest.raises(DatasetFormatError, match=r"no column x, y, .*it has left_x"):
+            columns.rows(dataset[0], slice(None))
+        with pytest.raises(ConfigError, match=r"one column of .* named as the gripper"):
+            columns.state(dataset[0], slice(None))
 
 
 def test_an_episode_without_names_or_embodiment_is_no_limb_s(tmp_path: Path):

@@ -135,7 +135,24 @@ def expected(original: Path, checkpoint: Any, tmp_path_factory: Any) -> Callable
 
 
 JOINTS = ("gripper first in the state", "joints backwards", "state of motors", "30 frames a second")
-SPACES = [(name, "midtrain") for name in CASES] + [(name, "joint_pos") for name in JOINTS]
+ALIKE = {
+    "quaternion before position",
+    "pose backwards",
+    "action shuffled",
+    "state in a list in a list",
+    "instructions as an index",
+    "a null for total_tasks",
+    "a version with three parts",
+    "null for chunks and robot",
+    "many small row groups",
+    "film in VP9",
+    "film that begins late",
+    "60 frames a second",
+}
+"""Edits that make windows slowly and as another one does."""
+SPACES = [
+    pytest.param(name, "midtrain", marks=[pytest.mark.slow] * (name in ALIKE)) for name in CASES
+] + [(name, "joint_pos") for name in JOINTS]
 
 
 @pytest.mark.parametrize(("edited", "space"), SPACES, indirect=["edited"])
@@ -167,4 +184,5 @@ def test_every_edit_that_may_be_used_is_used_somewhere():
     """Refusing everything would be no success."""
     used = [case.opened + case.merged + case.trained for case in CASES.values()]
     assert len(CASES) >= 55
+    assert ALIKE <= CASES.keys()
     assert sum(used) > 1.5 * len(CASES)
