@@ -388,13 +388,13 @@ def read_tasks(root: Path, info: Info) -> tuple[str, ...]:
     if not named:
         raise DatasetFormatError(f"{root / TASKS} needs a column {_TASK_COLUMNS[0]}.")
     numbers = table.column("task_index").to_pylist()
-    texts: dict[Any, Any] = dict(zip(numbers, shared_texts(table.column(named[0])), strict=True))
+    texts = dict(zip(numbers, shared_texts(table.column(named[0])), strict=True))
     total = len(numbers) if total is None else total
-    tasks = tuple(texts.get(i) for i in range(min(total, len(texts))))
+    tasks: list[Any] = [texts.get(i) for i in range(min(total, len(texts)))]
     is_sound = len(texts) == len(numbers) and len(tasks) == total
     if not is_sound or not all(isinstance(text, str) for text in tasks):
         raise DatasetFormatError(f"{root / TASKS} does not number its {total} tasks 0, 1, 2, ...")
-    return tasks
+    return tuple(tasks)
 
 
 _TASK_COLUMNS = ("task", "__index_level_0__")
@@ -604,20 +604,17 @@ def read_episode_stats(
             for column, values in row.items():
                 key, name = columns[column]
                 shape = (1,) if name == "count" else shapes[key]
-                episode[key][name] = _figures(values, shape, f"{path}, {column}")
+                try:
+                    figures = np.asarray(values, np.float64).reshape(shape)
+                except (TypeError, ValueError):
+                    figures = np.full(1, np.nan)
+                if not np.isfinite(figures).all():
+                    raise DatasetFormatError(
+                        f"{path}, {column} must hold {list(shape)} finite numbers."
+                    )
+                episode[key][name] = figures
             episodes.append(episode)
     return episodes[: len(index)]
-
-
-def _figures(values: Any, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-    """Return stored statistics as numbers of a shape."""
-    try:
-        figures = np.asarray(values, np.float64).reshape(shape)
-    except (TypeError, ValueError):
-        figures = np.full(1, np.nan)
-    if not np.isfinite(figures).all():
-        raise DatasetFormatError(f"{where} must hold {list(shape)} finite numbers.")
-    return figures
 
 
 def is_numeric(kind: Any) -> bool:

@@ -239,10 +239,8 @@ def _opened(part: bytes | Path, shape: Sequence[int]) -> Any:
 
 
 def _check_stream(part: bytes | Path, streams: Any, size: tuple[int, int]) -> None:
-    if not streams:
-        raise DatasetFormatError(f"{_name(part)} has no video stream.")
-    if streams[0].codec_context is None:
-        raise DatasetFormatError(f"{_name(part)} has a codec that PyAV does not read.")
+    if not streams or streams[0].codec_context is None:
+        raise DatasetFormatError(f"{_name(part)} has no video stream in a codec that PyAV reads.")
     if (found := (streams[0].height, streams[0].width)) != size:
         raise DatasetFormatError(
             f"{_name(part)} has size {found[0]} x {found[1]}, but its feature is {[*size, 3]}."

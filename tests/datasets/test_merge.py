@@ -211,7 +211,7 @@ def unknown_codec(path: Path) -> Path:
     [
         (frames_of_a_film(b_frames=3), 4, "second.mp4 cannot follow the films before it"),
         (frames_of_a_film(), 3, "second.mp4 has 4 frames, but its episodes have 3"),
-        (unknown_codec, 4, "second.mp4 has a codec that PyAV does not read"),
+        (unknown_codec, 4, "second.mp4 has no video stream in a codec that PyAV reads"),
     ],
     ids=["times that go back", "a frame too many", "an unknown codec"],
 )
