@@ -96,7 +96,7 @@ def cluster(address: str | None, cpus: int) -> Iterator[int]:
             yield gpus
         return
     place = _short_folder()
-    _remove_stale_folders()
+    _remove_stale_folders(place)
     with (
         tempfile.TemporaryDirectory(
             prefix=f"{_PREFIX}{os.getpid()}-", dir=place, ignore_cleanup_errors=True
@@ -238,9 +238,9 @@ def _short_folder() -> str:
     return _SHORT_FOLDER
 
 
-def _remove_stale_folders() -> None:
+def _remove_stale_folders(place: str) -> None:
     """Remove folders of killed evaluations; their Ray ended with them."""
-    for folder in Path(_short_folder()).glob(f"{_PREFIX}*"):
+    for folder in Path(place).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)

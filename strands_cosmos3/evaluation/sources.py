@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 _INSTALLED = {"site-packages", "dist-packages"}
-_COMPILED = ".so"
 
 
 def sources_of(module: str) -> set[Path]:
@@ -22,8 +21,8 @@ def sources_of(module: str) -> set[Path]:
     if file is None:
         return set()
     top = Path(file).parents[module.count(".") + (Path(file).stem == "__init__")].resolve()
-    package = module.partition(".")[0]
-    installed = not _INSTALLED.isdisjoint(top.parts)
+    if not _INSTALLED.isdisjoint(top.parts):
+        top /= module.partition(".")[0]
     words = {"__init__", *module.split(".")}
     found = {top}
     while (
@@ -31,9 +30,8 @@ def sources_of(module: str) -> set[Path]:
             path.resolve()
             for folder in found
             for path in folder.glob("*")
-            if (name := path.name.partition(".")[0]) in words - {"strands_cosmos3"}
-            and (path.suffix in (".py", _COMPILED) or path.is_dir())
-            and (name == package or not installed or folder != top)
+            if path.name.partition(".")[0] in words - {"strands_cosmos3"}
+            and (path.suffix in (".py", ".so") or path.is_dir())
         }
         - found
     ):
@@ -41,4 +39,4 @@ def sources_of(module: str) -> set[Path]:
         for path in named:
             if path.suffix == ".py":
                 words.update(re.findall(r"\w+", path.read_text(errors="replace")))
-    return {path for path in found if path.is_file()}
+    return {Path(file).resolve(), *(path for path in found if path.is_file())}

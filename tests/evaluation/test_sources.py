@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import rich
+import typing_extensions
 
 from strands_cosmos3.evaluation.policies import source_sha256
 from strands_cosmos3.evaluation.sources import sources_of
@@ -99,4 +100,5 @@ def test_what_is_installed_and_this_package_do_not_count(project, tmp_path):
     installed = Path(rich.__file__).parent
     assert {installed / "__init__.py", installed / "console.py"} <= sources_of("rich")
     assert all(path.is_relative_to(installed) for path in sources_of("rich"))
+    assert sources_of("typing_extensions") == {Path(typing_extensions.__file__)}
     assert sources_of("sys") == sources_of("nowhere") == set()
