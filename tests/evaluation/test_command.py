@@ -124,7 +124,7 @@ def test_kill_9_of_the_driver_resume_and_ctrl_c(local_ray, tmp_path, start, monk
     settle(process.pid)
     before = {path: path.read_bytes() for path in stored(out)}
     assert 3 <= len(before) < 21
-    cluster._remove_stale_folders()
+    cluster._remove_stale_folders(cluster._short_folder())
     assert not any(rays_of(process.pid)), "what the killed one left is removed"
 
     monkeypatch.setattr(module, "cluster", lambda address, cpus: nullcontext(local_ray))
