@@ -296,11 +296,11 @@ def _motion(ends: F64, move_s: float, dt_s: float) -> tuple[F64, F64, F64]:
 def _levers(model: mujoco.MjModel, robot: RobotSpec) -> F64:
     """How far each joint [n] moves its limb's hand at home, in m/rad; 1 of a slide."""
     data = data_at(model, joint_ids(model, robot.joints), robot.home_rad)
-    levers_m = []
+    mujoco.mj_comPos(model, data)
+    levers_m: list[F64] = []
     for limb in robot.limbs:
-        ids = joint_ids(model, limb.joints)
-        arm_m = data.xpos[frame_body(model, limb)] - data.xanchor[ids]
-        lever_m = np.linalg.norm(np.cross(data.xaxis[ids], arm_m), axis=1)
-        slides = model.jnt_type[ids] == mujoco.mjtJoint.mjJNT_SLIDE
-        levers_m.append(np.where(slides, 1.0, lever_m))
+        jacobian = np.empty((3, model.nv))
+        mujoco.mj_jacBody(model, data, jacobian, None, frame_body(model, limb))
+        dofs = model.jnt_dofadr[joint_ids(model, limb.joints)]
+        levers_m.append(np.linalg.norm(jacobian[:, dofs], axis=0))
     return np.concatenate(levers_m)

@@ -199,7 +199,8 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     site = _tool(model, body)
     axes = "z out of the hand, and y along the opening of its fingers"
     notes.append(
-        f"{name}: tool_m and tool_quat, the point between its finger tips: {axes}."
+        f"{name}: tool and tool_m, the point between its finger tips: {axes}; where the frame has "
+        "other axes, add a site named 'tcp' to its body in the model, and inspect that again."
         if site is None
         else f"{name}: whether the tool {site.name!r} has {axes}."
     )
@@ -224,7 +225,6 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
         ),
         tool=None if site is None else site.name,
         tool_m=(0.0, 0.0, 0.0) if site is None else tuple(site.pos.tolist()),
-        tool_quat=None if site is None or site.quat[0] == 1 else tuple(site.quat.tolist()),
         gripper=gripper,
     )
 

@@ -356,8 +356,7 @@ def _complete(spec: mujoco.MjSpec, limb: Limb) -> None:
         if not any({exclude.bodyname1, exclude.bodyname2} == pair for exclude in spec.excludes):
             spec.add_exclude(bodyname1=joint.parent.parent.name, bodyname2=joint.parent.name)
     if limb.tool is not None and spec.site(limb.tool) is None and spec.body(limb.frame) is not None:
-        roll = quaternion_about(0, np.deg2rad(limb.tool_roll_deg))
-        quat = roll if limb.tool_quat is None else limb.tool_quat
+        quat = quaternion_about(0, np.deg2rad(limb.tool_roll_deg))
         body = spec.body(limb.frame)  # its class may have defaults for sites
         body.add_site(default=spec.default, name=limb.tool, pos=limb.tool_m, quat=quat)
 

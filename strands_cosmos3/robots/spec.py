@@ -181,7 +181,6 @@ class Limb:
             site that the model lacks. Its z axis points out of the hand, and the fingers open along
             y.
         tool_roll_deg: Turn of an added site about the frame's x axis.
-        tool_quat: Its rotation in the frame, a quaternion wxyz; None is that turn.
         base: Body at the limb's base, in whose frame its poses are.
         home: Angles [rad] at which an episode begins.
         limits: Limits of its joints.
@@ -205,7 +204,6 @@ class Limb:
     tool: str | None = None
     tool_m: tuple[float, float, float] = (0.0, 0.0, 0.0)
     tool_roll_deg: float = 0.0
-    tool_quat: tuple[float, float, float, float] | None = None
     gripper: GripperSpec | None = None
     frames: Mapping[str, str] = field(default_factory=dict)
     gains: ServoGains | None = None
@@ -220,13 +218,6 @@ class Limb:
         home = finite_array(self.home, f"the home of limb {self.name!r}", (None,))
         within(self.tool_m, f"tool_m of limb {self.name!r}", -_PART_M, _PART_M)
         within(self.tool_roll_deg, f"tool_roll_deg of limb {self.name!r}", -360.0, 360.0)
-        if self.tool_quat is not None:
-            quat = within(self.tool_quat, f"tool_quat of limb {self.name!r}", -1.0, 1.0)
-            if abs(np.linalg.norm(quat) - 1.0) > 1e-3 or self.tool_roll_deg:
-                raise ConfigError(
-                    f"tool_quat of limb {self.name!r} must have the length 1 and stand without "
-                    f"tool_roll_deg, got {list(self.tool_quat)} and {self.tool_roll_deg:g}."
-                )
         if self.rotation_weight_m is not None:
             name = f"rotation_weight_m of limb {self.name!r}"
             within(self.rotation_weight_m, name, 1e-3, _PART_M)
@@ -260,10 +251,6 @@ class Limb:
         c = np.cos(roll_rad)
         s = np.sin(roll_rad)
         T[1:3, 1:3] = [[c, -s], [s, c]]
-        if self.tool_quat is not None:
-            w, *v = self.tool_quat
-            across = np.cross(np.eye(3), v)
-            T[:3, :3] = np.eye(3) + 2 * w * across + 2 * across @ across
         T[:3, 3] = self.tool_m
         return T
 
