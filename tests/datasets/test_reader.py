@@ -855,6 +855,15 @@ def test_tasks_that_are_not_there_cost_nothing(write, total: int):
         Dataset(root)
 
 
+@pytest.mark.parametrize("numbers", [[0, 0, 1], [0, 1, 1], [1, 0, 2, 0]])
+def test_two_instructions_of_one_number_are_refused(write, numbers: list[int]):
+    root = write([3, 4])
+    texts = [f"task {i}" for i in range(len(numbers))]
+    pq.write_table(pa.table({"task_index": numbers, "task": texts}), root / "meta/tasks.parquet")
+    with pytest.raises(DatasetFormatError, match="does not number its 2 tasks"):
+        Dataset(root)
+
+
 def test_other_columns_of_the_index_are_not_read_for_the_statistics(write, monkeypatch):
     root = write([3])
     table = pq.read_table(root / INDEX)
