@@ -168,6 +168,11 @@ def _limb_names(model: mujoco.MjModel, bodies: list[int]) -> list[str]:
 def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb:
     ids = joints_to(model, body)
     joints = joint_names(model, ids)
+    if not model.body(body).name:
+        raise ConfigError(
+            f"the body that joint {joints[-1]!r} moves has no name, and a limb needs that of its "
+            'hand: name it in the model, e.g. <body name="hand">.'
+        )
     limbs_base = model.body(int(model.body_parentid[model.jnt_bodyid[ids[0]]])).name or "world"
     actuator_of = {
         name: direct_actuators(model, joint)[:1] for name, joint in zip(joints, ids, strict=True)
@@ -207,8 +212,8 @@ def _limb(model: mujoco.MjModel, body: int, name: str, notes: list[str]) -> Limb
     parent = get_embodiment(_EMBODIMENT).tool_frame.parent
     if not has_frame(model, parent):
         notes.append(
-            f"{name}: frames = {{{parent} = ...}}, the body or site whose motion an embodiment's "
-            f"rows are, such as {model.body(body).name!r}: {axes}."
+            f"{name}: frames, such as {{{parent} = {model.body(body).name!r}}}: the body or site "
+            f"whose motion an embodiment's rows are, {axes}."
         )
     return Limb(
         name,

@@ -432,3 +432,16 @@ def test_a_model_without_an_arm_is_refused(tmp_path):
     )
     with pytest.raises(ConfigError, match="not an arm"):
         inspect_model(path)
+
+
+def test_a_hand_without_a_name_is_asked_for(tmp_path):
+    links = "".join(
+        f'<body pos="0 0 .1"><joint name="{joint}"/><geom size=".05"/>' for joint in "abcd"
+    )
+    servos = "".join(f'<position joint="{joint}" kp="9"/>' for joint in "abcd")
+    (tmp_path / "arm.xml").write_text(
+        f"<mujoco><worldbody>{links}{'</body>' * 4}</worldbody>"
+        f"<actuator>{servos}</actuator></mujoco>"
+    )
+    with pytest.raises(ConfigError, match=r"joint 'd' moves has no name.*<body name=\"hand\">"):
+        inspect_model(tmp_path / "arm.xml")
