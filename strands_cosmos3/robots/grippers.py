@@ -20,7 +20,7 @@ _SETTLE_S = 1.5
 _ARMATURE, _DAMPING = 0.01, 0.1  # light parts without damping do not settle
 _HELD = 1e9  # armature of joints that stay
 _STILL_M = 1e-4
-_SAME = 0.03  # of the way: joints that go together, and a range's end that is reached
+_SAME = 0.03  # of the way, by which joints differ that go together
 _CORNERS = np.stack(np.meshgrid(*[(-1.0, 1.0)] * 3), axis=-1).reshape(-1, 3)
 
 
@@ -79,10 +79,7 @@ def find_gripper(
     of_joint = q[:, [beyond.index(joint)]]
     slack = _SAME * abs(of_joint[1] - of_joint[0])
     together = np.flatnonzero((np.abs(q - of_joint) < slack).all(axis=0))
-    limits = model.jnt_range[joint]
-    near = limits[np.abs(of_joint - limits).argmin(axis=1)]
-    reached = np.abs(near - of_joint[:, 0]) < slack
-    closed, opened = np.where(reached, near, of_joint[:, 0].round(5)).tolist()
+    closed, opened = of_joint[:, 0].clip(*model.jnt_range[joint]).round(4).tolist()
     why = "where its tips were measured to be farther apart" if measured else "as assumed"
     notes.append(f"{name}: whether the gripper is open at {opened:g} ({ctrl[1]:g}), {why}.")
     slides = model.jnt_type[joint] == mujoco.mjtJoint.mjJNT_SLIDE

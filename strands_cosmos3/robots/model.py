@@ -285,16 +285,13 @@ def assembled(
 
 def left_out(robot: RobotSpec) -> list[str]:
     """Return what the files of a robot's model state of a simulation, such as ``"iterations 5"``,
-    and a scene does not take over; errors as :func:`assembled`.
+    and a scene does not take over. The files must be readable.
     """
     of_scene = mujoco.MjSpec()
     _set_options(of_scene, robot.impratio)
-    stated: dict[str, None] = {}
-    for path in map(model_file, robot.model):
-        with mujoco_errors(f"load {str(path)!r}"):
-            spec = mujoco.MjSpec.from_file(str(path))
-        stated |= dict.fromkeys(settings_left_out(spec, of_scene.option))
-    return list(stated)
+    specs = (mujoco.MjSpec.from_file(str(model_file(part))) for part in robot.model)
+    stated = (setting for spec in specs for setting in settings_left_out(spec, of_scene.option))
+    return list(dict.fromkeys(stated))
 
 
 def _body(spec: mujoco.MjSpec, name: str, part: ModelPart) -> Any:

@@ -66,9 +66,9 @@ def _settle_inertias(spec: mujoco.MjSpec) -> None:
 
 
 def settings_left_out(spec: mujoco.MjSpec, of_scene: Any) -> list[str]:
-    """Return what a file's specification states of its simulation and a scene does not take over,
-    e.g. ``"iterations 5"``. ``of_scene`` are the scene's options; what they have as well is not
-    listed.
+    """Return the options and sizes that a file's specification states and a scene does not take
+    over, e.g. ``"iterations 5"``. ``of_scene`` are the scene's options; what they have as well is
+    not listed.
     """
     plain = mujoco.MjSpec()
     stated = [
@@ -76,13 +76,7 @@ def settings_left_out(spec: mujoco.MjSpec, of_scene: Any) -> list[str]:
         for name, value in _differences(spec.option, plain.option)
         if name not in _IGNORED and not np.array_equal(value, getattr(of_scene, name))
     ]
-    stated += [f"size {name}" for name in _SIZES if getattr(spec, name) != _UNSET]
-    names = filter(str.isalpha, dir(plain.visual))
-    styles = ((getattr(part.visual, name) for part in (spec, plain)) for name in names)
-    groups = {"statistic": [(spec.stat, plain.stat)], "visual": styles}
-    return stated + [
-        f"<{name}>" for name, pairs in groups.items() if any(any(_differences(*p)) for p in pairs)
-    ]
+    return stated + [f"size {name}" for name in _SIZES if getattr(spec, name) != _UNSET]
 
 
 def _differences(part: Any, other: Any) -> Iterator[tuple[str, Any]]:

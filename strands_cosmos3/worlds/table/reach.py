@@ -33,7 +33,6 @@ def out_of_reach(scene: TableScene) -> list[str]:
         warnings.simplefilter("ignore", LimitsAssumedWarning)
         ik = LimbIK(robot, check_collisions=False)
     T_base_world = np.linalg.inv(only.T_world_base)
-    at_home = data.site_xpos[only.tcp_site]
     T_home = only.kinematics.forward(limb.home_rad)
     T_tcp_frame = np.linalg.inv(T_base_world @ pose_of(data.site(only.tcp_site))) @ T_home
     space = robot.workspace
@@ -49,7 +48,6 @@ def out_of_reach(scene: TableScene) -> list[str]:
     x_m, y_m = targets[missed_m.argmax(), :2, 3]
     return [
         f"the hand does not reach the workspace from home; {_HOVER_M:g} m above the table it "
-        f"misses x y {x_m:g} {y_m:g} by {1e3 * missed_m.max():.0f} mm. At home it is at "
-        f"{at_home[0]:.2f} {at_home[1]:.2f}. Give a table [workspace] with x_m, y_m and bin_m that "
-        "it reaches, and a home above it"
+        f"misses x y {x_m:g} {y_m:g} by {1e3 * missed_m.max():.0f} mm. Give a table "
+        "[workspace] with x_m, y_m and bin_m that it reaches, and a home above it"
     ]
