@@ -68,8 +68,8 @@ class ArmKeys:
         if recorded != embodiment.name:
             raise ConfigError(
                 f"the dataset was recorded for embodiment {recorded!r} and not for "
-                f"{embodiment.name!r}: its poses are of another frame. Give --embodiment, or name "
-                f"the embodiment in the info of {ACTION!r}."
+                f"{embodiment.name!r}: its poses are of another frame. Give --embodiment "
+                f"{recorded or 'NAME'}, or name the embodiment in the info of {ACTION!r}."
             )
         dataset.require_films(cameras)
         return replace(self, cameras=cameras)
