@@ -154,7 +154,7 @@ class RunFolder(Closeable):
             return (
                 _is_whole(record)
                 and place == assignment.key
-                and self._id in (None, record["folder"])
+                and self._id in (None, record["times"]["folder"])
                 and record["digest"] == digest_of(identity)
             )
         except (LookupError, RecursionError, TypeError, ValueError):
@@ -178,7 +178,7 @@ class RunFolder(Closeable):
             **record,
             "identity": self.settings.identity(assignment),
             "digest": self.settings.digest(assignment),
-            "folder": self._id,
+            "times": {**record["times"], "folder": self._id},  # what no comparison of runs looks at
         }
         stored = _with_checksum(stored)
         path = self.episode_path(assignment)
@@ -218,10 +218,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def without_times(record: Record) -> Record:
-    """Return a record without its wall-clock times, its folder's id and its checksum: bit-equal
-    for any number of workers.
+    """Return a record without its wall-clock times (with its folder's id) and its checksum:
+    bit-equal for any number of workers, and in any folder.
     """
-    return {name: record[name] for name in record if name not in ("times", "folder", "checksum")}
+    return {name: record[name] for name in record if name not in ("times", "checksum")}
 
 
 def _with_checksum(values: Mapping[str, Any]) -> dict[str, Any]:

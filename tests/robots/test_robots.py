@@ -438,7 +438,7 @@ def test_a_hand_without_a_name_is_asked_for(tmp_path):
     links = "".join(
         f'<body pos="0 0 .1"><joint name="{joint}"/><geom size=".05"/>' for joint in "abcd"
     )
-    servos = "".join(f'<position joint="{joint}" kp="9"/>' for joint in "abcd")
+    servos = "".join(f'<position name="{joint}" joint="{joint}" kp="9"/>' for joint in "abcd")
     (tmp_path / "arm.xml").write_text(
         f"<mujoco><worldbody>{links}{'</body>' * 4}</worldbody>"
         f"<actuator>{servos}</actuator></mujoco>"
