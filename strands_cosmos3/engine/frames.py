@@ -237,12 +237,23 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
                     "FILM OUT.mp4."
                 )
             kept = _at_rate(container.decode(video=0), max_frames, fps, str(path))
-            frames = [frame.to_ndarray(format="rgb24").astype(np.uint8) for frame in kept]
+            frames = [_upright(frame, str(path)) for frame in kept]
     except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:
         raise InputError(f"{str(path)!r} holds no frames.")
     return np.stack(frames)
+
+
+def _upright(frame: Any, film: str) -> NDArray[np.uint8]:
+    """A frame [H, W, 3] uint8, turned as the film says that it is to be shown."""
+    quarters, rest = divmod(frame.rotation, 90)  # counterclockwise, as rot90
+    if rest:
+        raise InputError(
+            f"{film!r} is to be shown turned by {frame.rotation} degrees; only whole quarters are "
+            "read. ffmpeg -i FILM OUT.mp4 makes an upright one."
+        )
+    return np.rot90(frame.to_ndarray(format="rgb24"), quarters).astype(np.uint8)
 
 
 def _at_rate(decoded: Iterable[Any], max_frames: int, fps: float, film: str) -> Iterator[Any]:

@@ -40,6 +40,8 @@ from strands_cosmos3.embodiments import (
     ActionSpace,
     CameraRig,
     Embodiment,
+    get_embodiment,
+    list_embodiments,
 )
 from strands_cosmos3.errors import (
     ActionSpaceError,
@@ -195,15 +197,23 @@ def stated_space(metadata: Mapping[str, Any]) -> str | None:
         ServiceUnreadableError: It is one that this client does not know, e.g. joint velocities.
     """
     ours = metadata.get(SERVED_SPACE)
-    theirs = metadata.get(VLLM_SPACE)
-    if isinstance(ours, str) or theirs is None:
-        return ours if isinstance(ours, str) else None
-    if theirs != _VLLM_JOINTS:
+    stated = metadata.get(VLLM_SPACE) if ours is None else ours
+    read = {_VLLM_JOINTS: "joint_pos"} if ours is None else {name: name for name in _spaces()}
+    if stated is None:
+        return None
+    if not isinstance(stated, str) or stated not in read:
         raise ServiceUnreadableError(
-            f"the server's actions are {short(theirs)!r}; this client reads {_VLLM_JOINTS}. If the "
-            "server is mistaken, pass action_space=."
+            f"the server's actions are {short(stated)!r}; this client reads {', '.join(read)}. If "
+            "the server is mistaken, pass action_space=."
         )
-    return "joint_pos"
+    return read[stated]
+
+
+@cache
+def _spaces() -> tuple[str, ...]:
+    """Return the names of the action spaces of all embodiments."""
+    names = (space for name in list_embodiments() for space in get_embodiment(name).spaces)
+    return tuple(sorted({*names}))
 
 
 def encode_request(

@@ -4,6 +4,7 @@ tells when it was taken.
 
 from __future__ import annotations
 
+import struct
 from fractions import Fraction
 
 import numpy as np
@@ -68,6 +69,43 @@ def test_of_several_frames_that_are_near_enough_the_nearest_is_read(tmp_path, fp
     path = film(tmp_path / "fast.mp4", even(fps, 0.3), fps, per_s=750)
     clip = read_clip(path, 5, 15)
     np.testing.assert_allclose(taken_s(clip, 750), np.arange(5) / 15, atol=0.002)
+
+
+TURNED = {
+    "clockwise": (0, 1, -1, 0),
+    "counterclockwise": (0, -1, 1, 0),
+    "upside down": (-1, 0, 0, -1),
+}
+"""How a film is to be shown -> a, b, c, d of its matrix: x' = a x + c y, y' = b x + d y, y down."""
+
+
+@pytest.mark.parametrize(("how", "bright"), [*zip(TURNED, ("below", "above", "left"), strict=True)])
+def test_a_film_is_read_as_it_is_to_be_shown(tmp_path, how, bright):
+    """Phones store frames as the sensor lies; here the right half is bright."""
+    path = tmp_path / "phone.mp4"
+    halves = np.zeros((32, 48, 3), np.uint8)
+    halves[:, 24:] = 255
+    with av.open(str(path), "w") as out:
+        stream = out.add_stream("libx264", rate=15)
+        stream.height, stream.width, stream.pix_fmt = 32, 48, "yuv420p"
+        for _ in range(3):
+            out.mux(stream.encode(av.VideoFrame.from_ndarray(halves, format="rgb24")))
+        out.mux(stream.encode(None))
+    a, b, c, d = (65536 * value for value in TURNED[how])
+    stored = bytearray(path.read_bytes())
+    matrix = stored.index(b"tkhd") + 44
+    stored[matrix : matrix + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)
+    path.write_bytes(stored)
+    (frame,) = read_clip(path, 1, 15)
+    parts = {
+        "above": frame[:8],
+        "below": frame[-8:],
+        "left": frame[:, :8],
+        "right": frame[:, -8:],
+    }
+    assert frame.shape == ((32, 48, 3) if how == "upside down" else (48, 32, 3))
+    assert parts[bright].mean() > 230
+    assert max(parts, key=lambda part: parts[part].mean()) == bright
 
 
 @pytest.mark.parametrize("fps", [30, 45, 75])

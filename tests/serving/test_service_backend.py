@@ -36,6 +36,7 @@ from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import Limits, encode
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
+from strands_cosmos3.serving.wire import SERVED_SPACE, stated_space
 from strands_cosmos3.types import ActionChunk, Observation, Request
 
 
@@ -459,6 +460,12 @@ def test_rows_at_the_ends_of_the_ranges_are_executed(serve):
         through_the_loop(policy)
     assert steps[-1]["joint1"] == FER.q_max[0]
     assert steps[-1]["joint4"] == pytest.approx(FER.q_min[3], abs=1e-7)
+
+
+@pytest.mark.parametrize("stated", ["joint_velocity", "Midtrain", 3])
+def test_a_stated_action_space_that_nobody_knows_is_refused(stated):
+    with pytest.raises(ServiceUnreadableError, match=r"reads .*joint_pos.*pass action_space="):
+        stated_space({SERVED_SPACE: stated})
 
 
 def test_the_servers_action_space_is_used_unless_another_is_asked_for(serve, connect):
