@@ -211,6 +211,7 @@ class Dataset(Closeable):
         return {
             "index": (index, 0),
             "episode_index": (episode, 0),
+            "frame_index": (row, 0),
             "timestamp": (row / self.fps, tolerance_s),
         }
 

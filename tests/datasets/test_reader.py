@@ -508,8 +508,8 @@ def longer(table: pa.Table) -> pa.Table:
         (ROWS, longer, "20000 rows"),
         (INDEX, longer, "20000 rows"),
         ("meta/tasks.parquet", longer, "20000 rows"),
-        (ROWS, replaced("action", [[0.0] * 30_000] * 3), "more than the 39 values"),
-        (ROWS, replaced("action", [[[0.0] * 100] * 300] * 3), "more than the 39 values"),
+        (ROWS, replaced("action", [[0.0] * 30_000] * 3), "more than the 42 values"),
+        (ROWS, replaced("action", [[[0.0] * 100] * 300] * 3), "more than the 42 values"),
     ],
 )
 def test_nothing_is_read_of_a_file_with_more_than_the_dataset_counts(

@@ -331,6 +331,13 @@ CASES = {
     # the index and the rows
     "a length too many": _refused(column(INDEX, "length", [N, N + 1])),
     "times of another frame": _refused(column(ROWS, "timestamp", lambda v: v + 0.2)),
+    "frame numbers backwards": _refused(
+        column(ROWS, "frame_index", lambda v: np.tile(np.arange(N)[::-1], 2))
+    ),
+    "frame numbers from one": _refused(column(ROWS, "frame_index", lambda v: v + 1)),
+    "frame numbers of the whole set": _refused(
+        column(ROWS, "frame_index", lambda v: np.arange(2 * N))
+    ),
     "rows of another order": _refused(table(ROWS, lambda rows: rows.take([*range(2 * N)][::-1]))),
     "half of the rows": _refused(cut(ROWS)),
     "many small row groups": Case(
