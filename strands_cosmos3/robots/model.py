@@ -43,6 +43,8 @@ PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
 _SAME = 1e-9
 _PROBE_RAD = 0.3
+MEETS_ALL = {"contype": 2**31 - 1, "conaffinity": 2**31 - 1}
+"""Contact bits of what is no robot's: it meets every geom that meets anything."""
 
 
 def panda_path() -> Path:
@@ -149,6 +151,7 @@ def _compiled(arm: mujoco.MjSpec, obstacles: Sequence[Obstacle]) -> mujoco.MjMod
             size=np.array(box.size_m) / 2,
             pos=box.center_m,
             quat=quaternion_about(2, box.yaw_rad),
+            **MEETS_ALL,
         )
     return arm.compile()
 

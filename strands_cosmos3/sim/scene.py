@@ -8,7 +8,7 @@ top. x points away from the robot, y to its left. Lengths are in metres, angles 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -192,7 +192,8 @@ class Scene:
         arm_qpos, arm_dof: [n] addresses of all limbs' joints in ``qpos`` and ``qvel``.
         finger_qpos, finger_dof: All fingers'.
         arm_actuators, gripper_actuators: [n] and [G] indices into ``ctrl``.
-        obstacles: The boxes that stand, such as the table, for the arm's controller.
+        obstacles: The boxes that stand, such as the table, for the arm's controller; without those
+            of the robot's own model, which it has.
         robot_roots: Ids of the bodies that carry the limbs.
     """
 
@@ -217,7 +218,8 @@ class Scene:
             if gaps := scene_gaps(robot):
                 raise ConfigError(f"a scene of robot {robot.name!r} needs: {'; '.join(gaps)}.")
             self.view_names: tuple[str, ...] = view_names_of(robot)
-            self.model: mujoco.MjModel = self._compiled(arm)
+            self.model: mujoco.MjModel
+            self.model, geoms_of_robot = self._compiled(arm)
             self.limbs = _limbs_of(model := self.model, robot)
         joints = joint_ids(model, robot.joints)
         self.arm_qpos = model.jnt_qposadr[joints]
@@ -231,7 +233,7 @@ class Scene:
         self.robot_roots = frozenset(
             int(model.body_rootid[limb.frame_body]) for limb in self.limbs.values()
         )
-        self.obstacles = _standing_boxes(model, self.robot_roots)
+        self.obstacles = _standing_boxes(model, geoms_of_robot)
         self.bodies: dict[str, RestingBody] = {}
         for name, height_m in (resting or {}).items():
             joint = model.joint(name)
@@ -251,10 +253,12 @@ class Scene:
         """Return the cameras by name; ConfigError if the rig needs one that there is not."""
         return cameras(self.robot)
 
-    def _compiled(self, arm: str | Path | None) -> mujoco.MjModel:
+    def _compiled(self, arm: str | Path | None) -> tuple[mujoco.MjModel, list[int]]:
+        """The model, and the ids of the geoms that the robot brings."""
         action = f"build the scene of robot {self.robot.name!r}"
         with mujoco_errors(action):
             spec = robot_spec(self.robot, arm)
+        geoms_of_robot = list(spec.geoms)
         with _no_name_twice(self.robot), mujoco_errors(action):
             self.furnish(spec)
             for camera in self.cameras().values():
@@ -262,7 +266,7 @@ class Scene:
             model = spec.compile()
         for limb in self.robot.limbs if arm is None else ():
             narrow_ranges(model, limb)
-        return model
+        return model, [geom.id for geom in geoms_of_robot]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # it holds no state
@@ -399,11 +403,13 @@ def _no_name_twice(robot: RobotSpec) -> Iterator[None]:
         ) from error
 
 
-def _standing_boxes(model: mujoco.MjModel, robot: Collection[int]) -> tuple[Obstacle, ...]:
-    """The solid boxes of a model that neither move nor belong to the robot."""
+def _standing_boxes(model: mujoco.MjModel, of_robot: Sequence[int]) -> tuple[Obstacle, ...]:
+    """The solid boxes of a scene that do not move, without the robot's geoms (ids): its own model
+    has them.
+    """
     data = data_at(model)
-    of_robot = np.isin(model.body_rootid[model.geom_bodyid], list(robot))
-    standing = (model.body_weldid[model.geom_bodyid] == 0) & ~of_robot
+    standing = model.body_weldid[model.geom_bodyid] == 0
+    standing[of_robot] = False
     solid_box = (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX) & (
         (model.geom_contype | model.geom_conaffinity) != 0
     )

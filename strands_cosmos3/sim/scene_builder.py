@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.robots.model import compensate_weight, load_spec
+from strands_cosmos3.robots.model import MEETS_ALL, compensate_weight, load_spec
 from strands_cosmos3.robots.spec import Camera, RobotSpec
 from strands_cosmos3.tables import from_table, read_toml
 
@@ -31,7 +31,7 @@ _TABLE_THICKNESS_M = 0.04
 _PLAIN_RGB = (204, 186, 160)
 SURFACE = "surface"
 """Name of the table's texture and material."""
-CONTACT = _TABLETOP["contact"]
+CONTACT = _TABLETOP["contact"] | MEETS_ALL
 """Contacts of a geom, stiffer than MuJoCo's default: a resting body sinks in by some 10
 micrometres. The sliding friction times that of the finger pads (1.5) stays below 1, so a finger
 that presses a body down while pushing it aside cannot jam it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import mujoco
@@ -18,8 +19,14 @@ from strands_cosmos3.errors import (
     UnknownNameError,
 )
 from strands_cosmos3.robots.catalogue import PANDA
-from strands_cosmos3.robots.model import PHYSICS_HZ, panda_path
+from strands_cosmos3.robots.model import (
+    PHYSICS_HZ,
+    load_robot,
+    load_with_obstacles,
+    panda_path,
+)
 from strands_cosmos3.robots.panda import FER, HOME_Q
+from strands_cosmos3.robots.spec import ModelPart
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.sim.scene_builder import cameras
 from strands_cosmos3.worlds.table.scene import SEPARATION_M, Bin, Cube, TableScene
@@ -289,3 +296,58 @@ def test_the_open_hand_fits_between_the_spawn_region_and_the_bin():
     half_hand_m = 0.105  # the hand is 0.21 m wide along the direction in which its fingers open
     wall_y_m = Bin().center_m[1] - Bin().inner_m[1] / 2 - Bin().wall_m
     assert wall_y_m - PANDA.workspace.y_m[1] > half_hand_m + 0.01
+
+
+STANDING = {
+    "in the world": '<geom name="post" type="box" size=".05 .05 .1" pos="-.6 .5 .1"/>{base}',
+    "tilted, in a body": '<body name="rack" euler=".3 0 .2" pos="-.6 .5 .1">'
+    '<geom name="shelf" type="box" size=".1 .05 .02"/></body>{base}',
+    "under the arm": '<body name="stand"><geom name="foot" type="box" size=".1 .1 .02" '
+    'pos="-.6 0 0"/>{base}',
+}
+
+
+@pytest.mark.parametrize("where", STANDING)
+def test_a_box_of_the_robots_own_model_is_no_obstacle_to_add_to_it(tmp_path, where):
+    text = panda_path().read_text()
+    whole = text.index("<worldbody>") + len("<worldbody>"), text.index("</worldbody>")
+    added = STANDING[where].format(base=text[slice(*whole)])
+    added += "</body>" if where == "under the arm" else ""
+    own = tmp_path / "own.xml"
+    own.write_text(f"{text[: whole[0]]}{added}{text[whole[1] :]}")
+    robot = replace(PANDA, name="own", model=(ModelPart(str(own)),))
+    obstacles = TableScene(robot=robot).obstacles
+    assert [box.name for box in obstacles] == [box.name for box in TableScene().obstacles]
+    model = load_with_obstacles(None, robot, obstacles)
+    assert model.ngeom == load_robot(robot).ngeom + len(obstacles)
+
+
+@pytest.mark.parametrize("masks", [(2, 2), (0, 4), (8, 0)])
+def test_fingers_meet_the_scene_whatever_their_contact_bits(tmp_path, masks):
+    own = tmp_path / "own.xml"
+    bits = 'contype="{}" conaffinity="{}"'.format(*masks)
+    text, solid = re.subn(
+        '<geom class="(pad|collision)"', rf"\g<0> {bits}", panda_path().read_text()
+    )
+    assert solid >= 4
+    own.write_text(text)
+    scene = TableScene(arm=own)
+    data = mujoco.MjData(scene.model)
+    scene.reset(data, ROW)
+    fingers = set(scene.only.finger_bodies)
+    T_world_tcp = scene.privileged(data)["tcp"]
+    cube = scene.bodies["cube_red"]
+    data.qpos[cube.qpos : cube.qpos + 3] = T_world_tcp[:3, 3]
+    data.qpos[scene.finger_qpos] = 0.0
+    mujoco.mj_forward(scene.model, data)
+    assert fingers <= set(scene.forces_on(data, cube.id))
+    robot = replace(PANDA, name="own", model=(ModelPart(str(own)),))
+    model = load_with_obstacles(None, robot, scene.obstacles)
+    pad, table = (
+        np.array((model.geom_contype[i], model.geom_conaffinity[i]))
+        for i in (
+            np.flatnonzero(model.geom_bodyid == model.body("left_finger").id)[-1],
+            model.geom("table").id,
+        )
+    )
+    assert (pad & table[::-1]).any()
