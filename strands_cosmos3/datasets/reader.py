@@ -34,7 +34,9 @@ from strands_cosmos3.datasets.spec import (
     EE_POSE,
     GRIPPER,
     POSE_COLUMNS,
+    POSE_MEANING,
     STATE,
+    STATE_MEANING,
     DatasetSpec,
     Feature,
     limb_prefix,
@@ -436,7 +438,9 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
         n = sum(name.startswith(f"{prefix}joint_") for name in names)
         joints = [f"{prefix}joint_{i}" for i in range(n)]
         state = named_columns(episode, STATE, [*joints, prefix + GRIPPER])
+        require_meaning(episode.dataset, STATE, STATE_MEANING)
         T = poses_of(named_columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS]))
+        require_meaning(episode.dataset, EE_POSE, POSE_MEANING)
         assert limb.gripper is not None
         recorded[limb.name] = RecordedLimb(
             state[:, :-1],
@@ -456,6 +460,19 @@ def column_names(dataset: Dataset, key: str, unnamed: Sequence[str] = ()) -> tup
     if feature is None or key in dataset.info.misnamed:
         return ()
     return feature.names or (tuple(unnamed) if feature.shape == (len(unnamed),) else ())
+
+
+def require_meaning(dataset: Dataset, key: str, needed: Mapping[str, Any]) -> None:
+    """Raise DatasetFormatError if a feature's info states other than what is needed; it need not
+    state it.
+    """
+    info = dataset.spec.features[key].info
+    for name, value in needed.items():
+        if (stated := info.get(name, value)) != value:
+            raise DatasetFormatError(
+                f"{key!r} of {dataset.root} has the {name} {stated!r} by its info in "
+                f"meta/info.json; {value!r} is needed. Convert the numbers, then state {value!r}."
+            )
 
 
 def named_columns(

@@ -32,6 +32,9 @@ IMAGES = "observation.images."
 GRIPPER = "gripper"
 """Column of the state: the measured open fraction."""
 POSE_COLUMNS = ("x", "y", "z", "qx", "qy", "qz", "qw")
+POSE_MEANING = {"frame": "cosmos", "parent": "base", "unit": "m"}
+STATE_MEANING = {"unit": "rad", "gripper_open": 1.0}
+"""What the info of poses and states says; a dataset that says otherwise is of other numbers."""
 EXPERT = "expert.rows"
 LABELLED = "expert.labelled"
 INSTRUCTIONS = "instructions"
@@ -244,10 +247,8 @@ def arm_spec(
     )
     poses = tuple(prefix + name for prefix in joints for name in POSE_COLUMNS)
     features = {
-        STATE: Feature("float32", (len(state),), state, {"unit": "rad", "gripper_open": 1.0}),
-        EE_POSE: Feature(
-            "float32", (len(poses),), poses, {"frame": "cosmos", "parent": "base", "unit": "m"}
-        ),
+        STATE: Feature("float32", (len(state),), state, STATE_MEANING),
+        EE_POSE: Feature("float32", (len(poses),), poses, POSE_MEANING),
         ACTION: Feature("float32", (space.width,), space.columns, meaning),
         **dict.fromkeys((DONE, SUCCESS), Feature("bool", (1,))),
         **(extra or {}),

@@ -21,8 +21,13 @@ from strands_cosmos3.datasets import (
     camera_key,
 )
 from strands_cosmos3.datasets.arm_rows import poses_of, raw_rows
-from strands_cosmos3.datasets.reader import action_info, column_names, named_columns
-from strands_cosmos3.datasets.spec import GRIPPER, POSE_COLUMNS
+from strands_cosmos3.datasets.reader import (
+    action_info,
+    column_names,
+    named_columns,
+    require_meaning,
+)
+from strands_cosmos3.datasets.spec import GRIPPER, POSE_COLUMNS, POSE_MEANING, STATE_MEANING
 from strands_cosmos3.embodiments import Embodiment
 from strands_cosmos3.errors import ConfigError
 
@@ -127,8 +132,9 @@ class ArmColumns:
 
     def poses(self, episode: RecordedEpisode, span: slice) -> F64:
         """Return [n, 4, 4] poses of the Cosmos frame in the base. Raises ConfigError unless they
-        are in metres.
+        are in metres, and DatasetFormatError if they are stated to be of another frame.
         """
+        require_meaning(self._dataset, self._keys.pose, POSE_MEANING)
         pose = named_columns(episode, self._keys.pose, POSE_COLUMNS, POSE_COLUMNS)[span]
         if (farthest := np.abs(pose[:, :3]).max(initial=0)) > _REACH_M:
             raise ConfigError(
@@ -139,6 +145,7 @@ class ArmColumns:
 
     def state(self, episode: RecordedEpisode, span: slice) -> F64:
         """Return [n, joints + 1] measured joint angles [rad] and, last, open fractions."""
+        require_meaning(self._dataset, self._keys.state, STATE_MEANING)
         return self._with_gripper(episode, self._keys.state, span)
 
     def _with_gripper(self, episode: RecordedEpisode, key: str, span: slice) -> F64:

@@ -3,18 +3,26 @@ it.
 """
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 
+from helpers.edited_datasets import EE_POSE, STATE, sound, told
 from motions import feasible_chunk
 from strands_cosmos3.actions.decode import decode_chunk
-from strands_cosmos3.backends.replay import Recording, ReplayBackend, load_recording
+from strands_cosmos3.backends.replay import (
+    Recording,
+    ReplayBackend,
+    load_episode,
+    load_recording,
+)
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     BackendError,
     Cosmos3Error,
+    DatasetFormatError,
     InputError,
     ResourceNotFoundError,
 )
@@ -201,3 +209,30 @@ def test_a_chunk_departs_from_the_anchor_and_not_from_the_measurement(recording)
         np.abs(decode_chunk(chunk, anchor).T_base_frame - recording.T_base_cosmos[1:17]).max()
         < 1e-9
     )
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    return sound(tmp_path_factory.mktemp("replayed") / "set")
+
+
+@pytest.fixture
+def edited(dataset, tmp_path):
+    return shutil.copytree(dataset, tmp_path / "edited")
+
+
+@pytest.mark.parametrize(
+    ("key", "stated", "needed"),
+    [
+        (EE_POSE, {"frame": "wrist_3_link"}, "wrist_3_link.*'cosmos' is needed"),
+        (EE_POSE, {"parent": "torso"}, "torso.*'base' is needed"),
+        (EE_POSE, {"unit": "cm"}, "cm.*'m' is needed"),
+        (STATE, {"unit": "deg"}, "deg.*'rad' is needed"),
+        (STATE, {"gripper_open": 0.0}, "0.0.*1.0 is needed"),
+    ],
+)
+def test_an_episode_that_states_another_meaning_is_not_replayed(edited, key, stated, needed):
+    assert load_episode(edited).fps == 15
+    told(key, **stated)(edited)
+    with pytest.raises(DatasetFormatError, match=needed):
+        load_episode(edited)

@@ -103,6 +103,11 @@ def feature(key: str, **values: Any) -> Edit:
     return info(lambda told: told["features"][key].update(values))
 
 
+def told(key: str, **values: Any) -> Edit:
+    """An edit of what a feature's info states."""
+    return info(lambda whole: whole["features"][key]["info"].update(values))
+
+
 def column(file: str, name: str, values: Any) -> Edit:
     """An edit of a column of a file: new values, or a function of the old ones."""
 
@@ -238,6 +243,10 @@ def _refused(edit: Edit) -> Case:
     return Case(edit, opened=False, merged=False, trained=False)
 
 
+def _untrained(edit: Edit, other: str = "") -> Case:
+    return Case(edit, trained=False, other=other)
+
+
 _THREE = ["lift", "turn", "put"]
 _BY_FRAME = [0] * 5 + [1] * 8 + [2] * 25 + [1] * 27 + [0] * 11
 
@@ -281,6 +290,10 @@ CASES = {
     "pose in millimetres": Case(
         column(ROWS, EE_POSE, lambda v: v * ([1e3] * 3 + [1] * 4)), trained=False, other=EE_POSE
     ),
+    "pose of the flange": _untrained(told(EE_POSE, frame="panda_link8")),
+    "pose in the world": _untrained(told(EE_POSE, parent="world")),
+    "pose stated in inches": _untrained(told(EE_POSE, unit="inch")),
+    "pose without a word of its frame": Case(feature(EE_POSE, info={})),
     "gripper first in the action": Case(reordered(ACTION, [9, *range(9)])),
     "action shuffled": Case(reordered(ACTION, [4, 1, 9, 0, 8, 2, 3, 7, 5, 6])),
     "action without a gripper": Case(
