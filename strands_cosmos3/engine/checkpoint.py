@@ -38,6 +38,7 @@ from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.formats.eight_bit import require_stated
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.metadata import StateRow
 from strands_cosmos3.engine.quantised import Quantization, install
@@ -481,6 +482,7 @@ def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> We
                 "tensors; download it again."
             )
         weights.check(expected_shapes(config), OPTIONAL)
+        require_stated(weights, config)
     return weights
 
 

@@ -8,8 +8,9 @@ diffusion_step_policy`` in ``transformer/config.json``, as diffusers 0.42.1
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import torch
@@ -120,17 +121,23 @@ class EightBit:
     Args:
         family: Their type. scales: By the name of a weight. policy: None is the same at every step.
         weights_only: Whether activations are never rounded (W8A16).
+        excluded: Patterns of layers that it states are not in 8 bits, as :mod:`fnmatch` reads them.
     """
 
     family: Family
     scales: Mapping[str, StoredScale] = field(repr=False)
     policy: StepPolicy | None = None
     weights_only: bool = False
+    excluded: Collection[str] = ()
 
     @property
     def dtype(self) -> str:
         """Their type as safetensors calls it."""
         return STORED_DTYPES[self.family]
+
+    def excludes(self, name: str) -> bool:
+        """Whether a weight's layer is stated not to be in 8 bits, by any whole part of its name."""
+        return any(fnmatchcase(f".{name}", f"*.{pattern}.*") for pattern in self.excluded)
 
     def renamed(self, names: Mapping[str, str]) -> EightBit:
         """The same under other names, new -> old; the others are left out."""

@@ -700,6 +700,7 @@ def test_fp8_as_other_tools_write_it(checkpoints, stored, tmp_path):
         ("hf_quant_config.json", {"kv_cache_quant_algo": "FP8"}, "kv_cache_quant_algo = 'FP8'"),
         ("hf_quant_config.json", {"config_groups": {"g": {"weights": None}}}, "how its weights"),
         ("transformer/config.json", {"quantization_config": "FP8"}, "JSON objects"),
+        ("hf_quant_config.json", {"exclude_modules": "lm_head"}, None),
     ],
     ids=str,
 )
@@ -709,6 +710,41 @@ def test_what_a_config_may_say(stored, tmp_path, name, changes, message):
     report = inspect(folder)
     assert (report["verdict"] == "LayoutError") == (message is not None)
     assert (message or "") in report.get("problem", "")
+
+
+LEFT_OUT = "layers.0.mlp_moe_gen.up_proj"
+
+
+@pytest.mark.parametrize("pattern", [LEFT_OUT, "*mlp_moe_gen.up_*", "layers.0.mlp_moe_gen", "*"])
+@pytest.mark.parametrize("option", ["ignore", "exclude_modules", "modules_to_not_convert"])
+def test_layers_that_are_excluded_are_those_that_are_not_in_8_bits(
+    stored, tmp_path, option, pattern
+):
+    """Also in another place than the one that states the type; a layer's number is a whole one."""
+    folder = rewritten(Path(shutil.copytree(stored["fp8"], tmp_path / "c")), lambda w: w)
+    edited(folder, "hf_quant_config.json", **{option: ["lm_head", "layers.0.mlp_moe", pattern]})
+    report = inspect(folder)
+    assert report["verdict"] == "WeightsError"
+    assert "layers.0.mlp" in report["problem"].partition("must be either stored as F8_E4M3")[0]
+    assert repr(pattern) in report["problem"]
+    edited(folder, "hf_quant_config.json", **{option: [LEFT_OUT, "proj_in"]})
+    rewritten(folder, one_in_float32(LEFT_OUT))
+    assert inspect(folder)["verdict"] == "ready"
+
+
+def test_a_tower_may_be_wide_as_a_whole(checkpoints, stored, tmp_path):
+    """As files are whose generation alone was quantised, which states no exclusions."""
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
+    text = linears(Checkpoint.open(folder).config, True) - linears(
+        Checkpoint.open(folder).config, False
+    )
+
+    def change(weights):
+        for name in text:
+            weights = one_in_float32(name.removesuffix(".weight"))(weights)
+        return weights
+
+    assert inspect(rewritten(folder, change))["verdict"] == "ready"
 
 
 def test_policies_of_two_files_have_to_agree(stored, tmp_path):
@@ -765,10 +801,29 @@ def in_float32(weights):
     return {name: w.float() for name, w in plain.items()}
 
 
+def one_in_float32(layer):
+    def change(weights):
+        kept = {name: w for name, w in weights.items() if not name.startswith(f"{layer}.")}
+        return {**kept, f"{layer}.weight": weights[f"{layer}.weight"].float()}
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("family", "change", "message"),
     [
         ("fp8", without_one_input_scale, "layers.1.mlp.up_proj.input_scale must be there"),
+        (
+            "fp8",
+            one_in_float32("layers.2.mlp_moe_gen.up_proj"),
+            "2.mlp_moe_gen.up_proj.weight must be either",
+        ),
+        (
+            "fp8",
+            one_in_float32("layers.0.self_attn.to_k"),
+            "layers.0.self_attn.to_k.weight must be",
+        ),
+        ("int8", one_in_float32("layers.1.mlp_moe_gen.down_proj"), "gen.down_proj.weight must be"),
         ("fp8", in_float32, "stores no weight as F8_E4M3"),
         ("int8", in_float32, "stores no weight as I8"),
         *(
@@ -780,6 +835,9 @@ def in_float32(weights):
                 "weight_quantizer._scale",
                 "weight_quantizer._bias_value",
                 "pre_quant_scale",
+                "output_quantizer._amax",
+                "k_bmm_quantizer._amax",
+                "softmax_quantizer._amax",
             )
         ),
         ("int8", with_buffer("layers.0.self_attn.to_q.input_scale"), "to_q.input_scale"),
@@ -806,10 +864,8 @@ def test_a_type_that_is_not_the_stated_one_is_named(stored, tmp_path):
     assert "must be stored as F8_E4M3, for the config states FP8" in report["problem"]
 
 
-def test_amax_of_any_quantizer_is_skipped(stored, tmp_path):
-    names = [
-        f"layers.0.mlp.up_proj.{kind}_quantizer._amax" for kind in ("input", "weight", "output")
-    ]
+def test_amax_of_inputs_and_weights_is_skipped(stored, tmp_path):
+    names = [f"layers.0.mlp.up_proj.{kind}_quantizer._amax" for kind in ("input", "weight")]
     folder = rewritten(
         Path(shutil.copytree(stored["fp8"], tmp_path / "c")),
         lambda weights: weights | {name: torch.ones(1) for name in names},

@@ -2,11 +2,12 @@
 the INT8 that ``checkpoint convert --quantize int8`` writes.
 
 Beside each weight stand ``weight_scale``, with which it is multiplied, and for FP8
-``input_scale``. Of the buffers of ModelOpt's quantizers ``_amax`` is skipped, since the scales were
-made of it; any other changes what is computed, and is refused. What the numbers mean is stated in
-``hf_quant_config.json``, plain or nested, and in ``quantization_config`` of
-``transformer/config.json``; all that is stated is read, and has to agree. Other packings (NVFP4,
-block FP8, W4A16) are refused.
+``input_scale``. Of the buffers of ModelOpt's quantizers ``_amax`` of weights and inputs is skipped,
+since the scales were made of it; any other changes what is computed, and is refused. What the
+numbers mean is stated in ``hf_quant_config.json``, plain or nested, and in ``quantization_config``
+of ``transformer/config.json``; all that is stated is read, and has to agree, also with the layers
+that are in 8 bits: all linears of a tower, or none, but for those that are excluded. Other packings
+(NVFP4, block FP8, W4A16) are refused.
 
 Source of FP8: cosmos-framework 5eee9ed5 ``utils/generator/quantization.py``, ModelOpt's
 ``hf_quant_config.json``, diffusers 0.42.1 ``NVIDIAModelOptConfig``.
@@ -23,6 +24,7 @@ from typing import Any
 
 import torch
 
+from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.layout import (
     CONFIG_FILES,
@@ -37,7 +39,7 @@ from strands_cosmos3.engine.precision import (
     StepPolicy,
     StoredScale,
 )
-from strands_cosmos3.engine.quantised import rounded, row_scales
+from strands_cosmos3.engine.quantised import linears, rounded, row_scales
 from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
@@ -55,7 +57,11 @@ _CONFIG = CONFIG_FILES["transformer"]
 _FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
 _POLICY = "diffusion_step_policy"
 _QUANTIZERS = "_quantizer."
-_KNOWN_BUFFERS = ("_quantizer._amax",)  # the largest numbers, of which the scales were made
+# the largest numbers, of which the scales were made; outputs, keys and scores are not rounded here
+_KNOWN_BUFFERS = (".input_quantizer._amax", ".weight_quantizer._amax")
+# lists of layers that are not in 8 bits: TensorRT-LLM's, Hugging Face's, and diffusers'
+_EXCLUDED = "excluded"
+_EXCLUSIONS = ("exclude_modules", "ignore", "modules_to_not_convert")
 _FAMILIES: Mapping[str, Family] = {"modelopt": "fp8", OURS: "int8"}
 _SINGLE = ((), (1,), (1, 1))  # shapes of one number
 _ROWS = 512  # of a weight that are compared at once
@@ -97,15 +103,19 @@ class EightBitLayout(Layout):
         self.skipped = (*weights.skipped, *skipped)
         return Renamed(weights, names)
 
-    def _stated(self) -> tuple[Family, StepPolicy | None, bool | None]:
-        """The type of the weights, the precision of each step, and whether activations are
-        rounded at all; None is not stated.
+    def _stated(self) -> tuple[Family, StepPolicy | None, bool | None, Collection[str]]:
+        """The type of the weights, the precision of each step, whether activations are rounded at
+        all, and patterns of the layers that are excluded; None is not stated.
         """
         blocks = stated_blocks(self.root)
         facts: dict[str, tuple[Any, Path]] = {}
+        excluded: set[str] = set()
         for name, stated in blocks.items():
             where = self.root / name
             for fact, value in _facts(stated, where):
+                if fact == _EXCLUDED:
+                    excluded.update(map(str, value))
+                    continue
                 known, place = facts.setdefault(fact, (value, where))
                 if known != value:
                     raise LayoutError(
@@ -132,7 +142,7 @@ class EightBitLayout(Layout):
                 f"{self.root}: {_POLICY} names steps that round activations, and config_groups "
                 f"state that none are (input_activations is not set). {_INSTEAD}"
             )
-        return family, policy, rounds
+        return family, policy, rounds, excluded
 
 
 def _facts(stated: Any, where: Path) -> Iterator[tuple[str, Any]]:
@@ -155,6 +165,9 @@ def _facts(stated: Any, where: Path) -> Iterator[tuple[str, Any]]:
         require_implemented(runtime, "quantization.runtime", where, _INSTEAD)
         if runtime.get(_POLICY) is not None:
             yield _POLICY, StepPolicy.parse(runtime[_POLICY], str(where))
+        for option in _EXCLUSIONS:
+            listed = block.get(option) or []
+            yield _EXCLUDED, listed if isinstance(listed, list) else [listed]
         for group in _part(block, "config_groups", where).values():
             yield "input_activations", _rounds_activations(_object(group, where), where)
         block = _part(block, "quantization", where)
@@ -179,6 +192,37 @@ def _part(block: Mapping[str, Any], name: str, where: Path) -> Mapping[str, Any]
     return _object(block.get(name) or {}, where)
 
 
+def require_stated(weights: WeightSource, config: TransformerConfig) -> None:
+    """Raise WeightsError if a layer is stored in 8 bits although its checkpoint excludes it, or is
+    not, although others of its tower are and it is not excluded.
+    """
+    stored = weights.eight_bit
+    if stored is None:
+        return
+    small, generation, every = stored.scales.keys(), linears(config, False), linears(config, True)
+    groups = (generation, every - generation, small - every)
+    wrong = [
+        name
+        for group in groups
+        if group & small
+        for name in group
+        if stored.excludes(name) == (name in small)
+    ]
+    _refuse(
+        weights.folder,
+        wrong,
+        f"must be either stored as {stored.dtype}, as others of their tower are, or excluded by "
+        f"the config, which excludes {shown(sorted(stored.excluded))}. {_INSTEAD}",
+    )
+
+
+def _refuse(folder: object, names: Collection[str], why: str) -> None:
+    """Raise WeightsError if there are names of tensors that must be otherwise."""
+    if names:
+        first = ", ".join(map(readable, sorted(names)[:6]))
+        raise WeightsError(f"{folder}: {first} {why}")
+
+
 def _rounds_activations(group: Mapping[str, Any], where: Path) -> bool:
     """Whether a group of layers rounds its inputs as well as its weights."""
     require_implemented(group, "quantization.config_groups", where, _INSTEAD)
@@ -198,6 +242,7 @@ class Dequantized(WeightSource):
     Args:
         rounds_activations: Whether the checkpoint states that inputs are rounded, too; None if it
             does not say.
+        excluded: Patterns of the layers that are not in 8 bits.
 
     Attributes:
         quantized: Names of the weights in 8 bits.
@@ -213,6 +258,7 @@ class Dequantized(WeightSource):
         family: Family,
         policy: StepPolicy | None,
         rounds_activations: bool | None = None,
+        excluded: Collection[str] = (),
     ):
         self.source, self.sources, self.folder = source, (source,), source.folder
         self.quantized = self._stored_as(family)
@@ -222,7 +268,8 @@ class Dequantized(WeightSource):
         single: dict[str, tuple[Any, ...]] = dict.fromkeys((*of_weight, *of_input), _SINGLE)
         if family == "int8":  # or one a row
             single = {name: (*_SINGLE, source.shapes[key][:1]) for name, key in of_weight.items()}
-        self._refuse(
+        _refuse(
+            self.folder,
             [name for name, shapes in single.items() if source.shapes.get(name) not in shapes],
             "must be there and a single number each; 8-bit weights need their scales.",
         )
@@ -230,7 +277,8 @@ class Dequantized(WeightSource):
             name: scale.float().reshape(-1)
             for name, scale in source.parts({n: (n, ()) for n in (*of_weight, *of_input)})
         }
-        self._refuse(
+        _refuse(
+            self.folder,
             [name for name, s in stored.items() if not bool((s.isfinite() & (s > 0)).all())],
             "must be positive numbers, for they are scales; download it again.",
         )
@@ -238,7 +286,9 @@ class Dequantized(WeightSource):
         self._scales = {
             key: StoredScale(stored[name], activations.get(key)) for name, key in of_weight.items()
         }
-        self.eight_bit = EightBit(family, self._scales, policy, rounds_activations is False)
+        self.eight_bit = EightBit(
+            family, self._scales, policy, rounds_activations is False, excluded
+        )
         aside = {*of_weight, *of_input, *self.skipped}
         self.shapes = {key: shape for key, shape in source.shapes.items() if key not in aside}
         self.dtypes = {**source.dtypes, **dict.fromkeys(self.quantized, "F32")}
@@ -247,7 +297,8 @@ class Dequantized(WeightSource):
         """Names of the weights that are stored in the type which is stated."""
         dtype, dtypes = STORED_DTYPES[family], self.source.dtypes
         eight_bit = {*STORED_DTYPES.values()} - {dtype}
-        self._refuse(
+        _refuse(
+            self.folder,
             [key for key, stored in dtypes.items() if stored in eight_bit],
             f"must be stored as {dtype}, for the config states {family.upper()}. {_INSTEAD}",
         )
@@ -262,10 +313,11 @@ class Dequantized(WeightSource):
     def _known_buffers(self) -> tuple[str, ...]:
         """Names of the quantizers' buffers that change no result."""
         buffers = tuple(key for key in self.source.shapes if _QUANTIZERS in key)
-        self._refuse(
+        _refuse(
+            self.folder,
             [key for key in buffers if not key.endswith(_KNOWN_BUFFERS)],
             "must not be there: it changes what its layer computes, and of quantizers only _amax "
-            f"is known. {_INSTEAD}",
+            f"of weights and inputs is known. {_INSTEAD}",
         )
         return buffers
 
@@ -274,25 +326,21 @@ class Dequantized(WeightSource):
         names = {f"{key.removesuffix('.weight')}.input_scale": key for key in self.quantized}
         present = names.keys() & self.source.shapes.keys()
         if rounds_activations is False:
-            self._refuse(
+            _refuse(
+                self.folder,
                 present,
                 "must not be there: config_groups state that activations are not rounded "
                 f"(input_activations is not set). {_INSTEAD}",
             )
         if not present and not rounds_activations:
             return {}
-        self._refuse(
+        _refuse(
+            self.folder,
             names.keys() - present,
             "must be there: layers that round their inputs need the scales of all of them. "
             "Download it again.",
         )
         return names
-
-    def _refuse(self, names: Collection[str], why: str) -> None:
-        """Raise WeightsError if there are names of tensors that must be otherwise."""
-        if names:
-            first = ", ".join(map(readable, sorted(names)[:6]))
-            raise WeightsError(f"{self.folder}: {first} {why}")
 
     def parts(self, requests: Wanted) -> Iterator[tuple[str, torch.Tensor]]:
         for key, part in self.source.parts(requests):
