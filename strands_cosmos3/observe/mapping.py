@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strands_cosmos3.checks import known_name, of_grippers
+from strands_cosmos3.checks import F64, known_name, of_grippers
 from strands_cosmos3.embodiments import (
     GRIPPERS,
     JOINT_POS,
@@ -176,7 +176,7 @@ class RobotMapping:
         flat: Mapping[str, Any],
         t_capture_s: float,
         images: bool = False,
-        t_motion_s: float | None = None,
+        t_motion_s: float | Callable[[F64], float] | None = None,
         state: bool = True,
     ) -> Observation:
         """Return the observation in a flat dictionary.
@@ -186,7 +186,7 @@ class RobotMapping:
                 cameras as uint8 [H, W, 3].
             t_capture_s: Its time stamp.
             images: Whether to read the cameras.
-            t_motion_s: Its time on the motion's own clock.
+            t_motion_s: Its time on the motion's own clock, or what tells it by the joint angles.
             state: Whether the joints and the grippers must be there. Zeros and an open gripper
                 stand for missing ones.
 
@@ -208,7 +208,9 @@ class RobotMapping:
         ]
         gripper = of_grippers(np.array(openings))
         views = self.cameras.read(flat) if images else {}
-        return Observation(np.array(q), gripper, views, np.array(qd), t_capture_s, t_motion_s)
+        q_rad = np.array(q)
+        at_s = t_motion_s(q_rad) if callable(t_motion_s) else t_motion_s
+        return Observation(q_rad, gripper, views, np.array(qd), t_capture_s, at_s)
 
     def write(
         self, q_rad: NDArray[np.float64], gripper: float | NDArray[np.float64] | None

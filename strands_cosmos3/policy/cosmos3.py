@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -433,9 +433,10 @@ class Cosmos3Policy(Restorable, Policy):
             BackendError: Inference failed.
         """
         with self._planning:
-            observation = self._observation(observation_dict, 0.0)
-            pending = self._pending_steps(observation)
-            observation = replace(observation, t_motion_s=float(self._timeline_s[-1 - pending]))
+            observation = self._observation(
+                observation_dict, lambda q_rad: float(self._timeline_s[-1 - self._pending(q_rad)])
+            )
+            pending = self._pending(observation.q_rad)
             plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
@@ -491,15 +492,16 @@ class Cosmos3Policy(Restorable, Policy):
                 answers.append(self._next_steps(plan, observation, 0))
             return answers
 
-    def _pending_steps(self, observation: Observation) -> int:
-        """How many of the last answer's steps were still to be played at an observation: no more
-        than the host says, and fewer where the arm is further on, as one that waits at their end.
+    def _pending(self, q_rad: F64) -> int:
+        """How many of the last answer's steps were still to be played with the arm at joint angles
+        [n]: no more than the host says, and fewer where the arm is further on, as one that waits at
+        their end.
         """
         most = min(self.rtc_observed_delay_steps or 0, len(self._timeline_s) - 1)
         if self._path_rad is None:
             return most
         ahead = self._path_rad[::-1][: most + 1]
-        off_rad = np.linalg.norm(ahead - observation.q_rad, axis=1)
+        off_rad = np.linalg.norm(ahead - q_rad, axis=1)
         # of equal places the last: an arm that only held has nothing to leave out
         return int(np.argmax(off_rad <= off_rad.min() + _SAME_PLACE_RAD))
 
@@ -646,7 +648,9 @@ class Cosmos3Policy(Restorable, Policy):
         return plan
 
     def _observation(
-        self, given: Observation | Mapping[str, Any], t_motion_s: float | None = None
+        self,
+        given: Observation | Mapping[str, Any],
+        t_motion_s: float | Callable[[F64], float] | None = None,
     ) -> Observation:
         if isinstance(given, Observation):
             return given

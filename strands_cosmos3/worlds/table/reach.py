@@ -16,6 +16,7 @@ from strands_cosmos3.worlds.table.scene import TableScene
 
 _HOVER_M = 0.09  # over the table, where a hand is above a cube
 _ROWS = 8  # to each place
+_UPWARDS = 0.5  # of the tool's z axis along the world's: 30 degrees above the horizon
 
 
 def out_of_reach(scene: TableScene) -> list[str]:
@@ -32,9 +33,15 @@ def out_of_reach(scene: TableScene) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", LimitsAssumedWarning)
         ik = LimbIK(robot, check_collisions=False)
+    T_world_tcp = pose_of(data.site(only.tcp_site))
+    if T_world_tcp[2, 2] > _UPWARDS:
+        return [
+            "at home the hand points upwards; give a home above the workspace, "
+            "with the fingers down"
+        ]
     T_base_world = np.linalg.inv(only.T_world_base)
     T_home = only.kinematics.forward(limb.home_rad)
-    T_tcp_frame = np.linalg.inv(T_base_world @ pose_of(data.site(only.tcp_site))) @ T_home
+    T_tcp_frame = np.linalg.inv(T_base_world @ T_world_tcp) @ T_home
     space = robot.workspace
     targets = np.tile(np.eye(4), (5, 1, 1))
     targets[:, :3, :3] = gripper_down(np.deg2rad(space.grasp_yaw_deg))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from strands_cosmos3 import Robot
-from strands_cosmos3.robots.catalogue import read_robot, write_robot
+from strands_cosmos3.robots.catalogue import get_robot, read_robot, write_robot
 from strands_cosmos3.robots.inspection import inspect_model
 from strands_cosmos3.robots.spec import Camera
 from strands_cosmos3.sim.scene_builder import scene_gaps
@@ -185,3 +186,12 @@ def test_an_arm_that_is_completed_as_asked_runs(tmp_path):
         policy_config={"backend": "scripted"}, task="reach", duration=0.5
     )
     assert rollout.tracking.max_mm < 5
+
+
+def test_a_home_whose_hand_points_upwards_is_refused():
+    """Its hand would have to turn over before it can reach anything."""
+    (limb,) = (robot := get_robot("ur5e")).limbs
+    up = replace(limb, home=(0.0, -np.pi / 2, 0.0, 0.0, np.pi / 2, 0.0))
+    for wrist, refused in ((limb, False), (up, True)):
+        said = out_of_reach(TableScene(robot=replace(robot, name="mine", limbs=(wrist,))))
+        assert any("points upwards" in sentence for sentence in said) == refused
