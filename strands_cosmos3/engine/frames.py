@@ -230,6 +230,8 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
     require_file(path, ResourceNotFoundError, hint="Name the file of a video.")
     try:
         with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise InputError(f"{str(path)!r} holds no pictures, only sound or text.")
             if container.format.flags & _NO_TIMESTAMPS and max_frames > 1:
                 raise InputError(
                     f"{str(path)!r} does not say when its frames were taken. Put it into a "
@@ -238,7 +240,7 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
                 )
             kept = _at_rate(container.decode(video=0), max_frames, fps, str(path))
             frames = [_upright(frame, str(path)) for frame in kept]
-    except (av.FFmpegError, IndexError, OSError) as error:  # pyright: ignore
+    except (av.FFmpegError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
     if not frames:
         raise InputError(f"{str(path)!r} holds no frames.")

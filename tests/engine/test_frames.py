@@ -5,6 +5,7 @@ tells when it was taken.
 from __future__ import annotations
 
 import struct
+import wave
 from fractions import Fraction
 
 import numpy as np
@@ -151,3 +152,11 @@ def test_a_film_that_states_no_times_is_refused(tmp_path, codec, container, pixe
     with pytest.raises(InputError, match=r"does not say when.*ffmpeg -r RATE"):
         read_clip(path, 5, 5)
     assert len(read_clip(path, 1, 5)) == 1
+
+
+def test_a_file_of_sound_alone_holds_no_pictures(tmp_path):
+    with wave.open(str(tmp_path / "sound.wav"), "wb") as out:
+        out.setparams((1, 2, 8000, 0, "NONE", ""))
+        out.writeframes(bytes(1600))
+    with pytest.raises(InputError, match=r"sound\.wav' holds no pictures"):
+        read_clip(tmp_path / "sound.wav", 5, 15)
