@@ -268,4 +268,7 @@ def _blamed(kind: type[Cosmos3Error], what: str) -> Iterator[None]:
         raise kind(f"{what} {error!r}.") from error
 
 
-_UNMADE = "policy {!r} cannot be made (give module:name of a class or function without arguments):"
+_UNMADE = (
+    "policy {!r} cannot be made (give module:name of a class or function without arguments; for a "
+    "module in this folder set PYTHONPATH=.):"
+)
