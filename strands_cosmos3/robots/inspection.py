@@ -10,6 +10,7 @@ import numpy as np
 
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.resources import require_file
 from strands_cosmos3.robots.actuators import (
     actuators_of,
     direct_actuators,
@@ -32,6 +33,7 @@ _LEAST_JOINTS = 4  # of a limb; a shorter branch is a finger
 _MOST_FINGERS = 2  # joints of a finger
 _TOOL_NAMES = ("tcp", "pinch", "grasp", "ee", "attachment")
 _SIDES = ("left", "right")
+_LISTED = "`robot list` has the robots that need none."
 _EMBODIMENT = "droid"  # of a robot that names none
 
 
@@ -48,11 +50,11 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
             actuated joints.
     """
     path = Path(path).expanduser()
-    if path.suffix.lower() != ".xml" or not path.is_file():
+    if path.suffix.lower() != ".xml":
         raise ConfigError(
-            f"a robot is derived from MuJoCo's .xml file of its model, got {str(path)!r}. `robot "
-            "list` has the robots that need none."
+            f"a robot is derived from MuJoCo's .xml file of its model, got {str(path)!r}. {_LISTED}"
         )
+    require_file(path, ConfigError, hint=_LISTED)
     with mujoco_errors(f"load {str(path)!r}"):
         model = assembled((ModelPart(str(path.resolve())),)).compile()
     _require_names(model, path)

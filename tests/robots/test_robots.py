@@ -434,6 +434,20 @@ def test_a_model_without_an_arm_is_refused(tmp_path):
         inspect_model(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nothere.xml", "does not exist"),
+        ("folder.xml", "not an ordinary"),
+        ("a.urdf", r"\.xml file"),
+    ],
+)
+def test_what_is_no_model_is_named(tmp_path, name, says):
+    (tmp_path / "folder.xml").mkdir()
+    with pytest.raises(ConfigError, match=rf"{says}.*robot list"):
+        inspect_model(tmp_path / name)
+
+
 def test_a_hand_without_a_name_is_asked_for(tmp_path):
     links = "".join(
         f'<body pos="0 0 .1"><joint name="{joint}"/><geom size=".05"/>' for joint in "abcd"
