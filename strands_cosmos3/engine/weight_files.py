@@ -261,7 +261,7 @@ _SHARD = re.compile(r"-\d+-of-\d+\.(\w+\.)?safetensors$")
 _MAX_HEADER_BYTES = 4 << 20  # twenty times that of the largest released checkpoint
 _MAX_TENSORS = 20_000
 STEM = "diffusion_pytorch_model"
-_HINT = "A Cosmos 3 checkpoint has this file; download it again."
+_HINT = "Download it again."
 
 
 def read_config(path: Path, root: Path) -> dict[str, Any]:

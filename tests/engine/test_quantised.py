@@ -747,6 +747,19 @@ def test_a_tower_may_be_wide_as_a_whole(checkpoints, stored, tmp_path):
     assert inspect(rewritten(folder, change))["verdict"] == "ready"
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("null", "got NoneType"), ("[]", "got list"), ("{", "as JSON"), ("", "as JSON")],
+)
+def test_a_damaged_statement_says_what_is_wrong_with_it(stored, tmp_path, text, says):
+    folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
+    (folder / "hf_quant_config.json").write_text(text)
+    problem = inspect(folder)["problem"]
+    assert "hf_quant_config.json" in problem
+    assert says in problem
+    assert "A Cosmos 3 checkpoint has this file" not in problem, "only those in 8 bits do"
+
+
 def test_policies_of_two_files_have_to_agree(stored, tmp_path):
     """A window that rounds as the others do is the same as none; another count is not."""
     folder = Path(shutil.copytree(stored["fp8"], tmp_path / "c"))
