@@ -649,7 +649,7 @@ def require_rows(rows: NDArray[Any], space: ActionSpace) -> None:
     ):
         raise ServiceChunkError(
             f"the server returned {rows.dtype} {list(rows.shape)}; a chunk of {space.name!r} is "
-            f"[T, {space.width}] numbers: "
+            f"float or signed integers [1..{_MAX_ROWS}, {space.width}]: "
             f"{', '.join(space.columns)}. Does it serve another action space?"
         )
     largest_by_column = _COMMANDED if space in (JOINT_POS, POSE_ABS) else {}
