@@ -96,7 +96,7 @@ def _check(path: Path) -> int:
     from strands_cosmos3.robots.actuators import actuators_of
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.robots.drive_check import drive_faults, drive_joints, gripper_faults
-    from strands_cosmos3.robots.model import has_frame, left_out, load_robot
+    from strands_cosmos3.robots.model import frame_gap, left_out, load_robot
     from strands_cosmos3.sim.scene_builder import scene_gaps
     from strands_cosmos3.worlds.table.reach import out_of_reach
     from strands_cosmos3.worlds.table.scene import TableScene
@@ -116,12 +116,7 @@ def _check(path: Path) -> int:
     except (ConfigError, InputError) as error:
         faults = [str(error)]
     parent = get_embodiment(robot.embodiment or "droid").tool_frame.parent
-    gaps += [
-        f"limb {limb.name!r} has no frame {parent!r}, whose motion the rows are: "
-        f'frames = {{{parent} = "{limb.frame}"}}, or another body or site of the model'
-        for limb in robot.limbs
-        if not has_frame(model, limb.frame_called(parent))
-    ]
+    gaps += filter(None, (frame_gap(model, limb, parent) for limb in robot.limbs))
     faults += [f"To write: {gap}." for gap in gaps]
     verdict = "takes it, the simulation does not:" if faults else "and the simulation take it."
     for line in (*lines, f"LimbIK {verdict}", *faults):

@@ -33,13 +33,14 @@ from strands_cosmos3.control.levenberg_marquardt import LevenbergMarquardt
 from strands_cosmos3.control.look_ahead import StepBounds
 from strands_cosmos3.control.targets import DrivenFrame, Stats, driven_poses, tool_frame_in_ee
 from strands_cosmos3.embodiments import Embodiment, LimbColumns
-from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.errors import ConfigError, FrameError
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.limits import joined_limits, robot_limits
 from strands_cosmos3.robots.model import (
     LimbKinematics,
     base_pose,
+    frame_gap,
     joint_ids,
     kinematics_of,
     load_robot,
@@ -214,8 +215,12 @@ class LimbIK:
         the frame they are fixed to.
         """
         tool = columns.tool_frame
+        bridge = self.bridges[limb.name]
+        with self.robot.named_in_errors():
+            if gap := frame_gap(bridge.model, limb, tool.parent):
+                raise FrameError(f"robot {self.robot.name!r} cannot follow the rows: {gap}.")
         parent = limb.frame_called(tool.parent)
-        return tool_frame_in_ee(replace(tool, parent=parent), self.bridges[limb.name], qpos)
+        return tool_frame_in_ee(replace(tool, parent=parent), bridge, qpos)
 
     def solve(
         self, T_base_frame: Mapping[str, F64], q_init: F64, dt_s: float | None = None

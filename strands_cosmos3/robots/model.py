@@ -43,6 +43,7 @@ PHYSICS_HZ = 600  # 40 steps per row of a 15 Hz chunk
 _ROUNDING = 0.02  # of a range: a gripper's value may lie this far outside
 _SAME = 1e-9
 _PROBE_RAD = 0.3
+_ADDED = " Give a limb gains (kp, kd), and the servos that its joints lack are added."
 MEETS_ALL = {"contype": 2**31 - 1, "conaffinity": 2**31 - 1}
 """Contact bits of what is no robot's: it meets every geom that meets anything."""
 
@@ -385,6 +386,7 @@ def _require_names(model: mujoco.MjSpec, robot: RobotSpec, source: str) -> None:
             raise ConfigError(
                 f"robot {robot.name!r} names the {kind} {', '.join(missing)}, which {source} does "
                 f"not have; it has: {', '.join(filter(None, has)) or 'none'}."
+                f"{_ADDED if kind == 'actuator' else ''}"
             )
 
 
@@ -505,6 +507,18 @@ def has_frame(model: mujoco.MjModel, name: str) -> bool:
     return any(mujoco.mj_name2id(model, kind, name) >= 0 for kind in kinds)
 
 
+def frame_gap(model: mujoco.MjModel, limb: Limb, name: str) -> str | None:
+    """Return what a limb lacks, with the line of its file that adds it, if the model has no frame
+    that an embodiment calls ``name``; else None.
+    """
+    if has_frame(model, limb.frame_called(name)):
+        return None
+    return (
+        f"limb {limb.name!r} has no frame {name!r}, whose motion the rows are: "
+        f'frames = {{{name} = "{limb.frame}"}}, or another body or site of the model'
+    )
+
+
 def tool_in_body(model: mujoco.MjModel, limb: Limb) -> F64:
     """Position [3] of a limb's tool centre point in the frame of :func:`frame_body`."""
     if limb.frame_type == "body":
@@ -564,10 +578,11 @@ def require_servos(model: mujoco.MjModel, robot: RobotSpec) -> None:
     for limb in robot.limbs:
         actuators = [model.actuator(name).id for name in limb.actuators]
         if reasons := servo_faults(model, actuators):
+            gains = "" if limb.gains else "give the limb gains (kp, kd), and they become such, or "
             raise ConfigError(
                 f"the actuators {', '.join(reasons)} of limb {limb.name!r} are not position "
-                "servos; give the limb gains (kp, kd), and they become such, or name others that "
-                "act on the joints directly; what else pulls at them has to leave the model."
+                f"servos; {gains}name others that act on the joints directly; what else pulls at "
+                "them has to leave the model."
             )
         low, high = position_servos(model, actuators).reach()
         for joint, home, least, most in zip(limb.joints, limb.home, low, high, strict=True):

@@ -2,6 +2,7 @@
 two hands at once.
 """
 
+import re
 import warnings
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ import pytest
 
 from helpers.robot_motions import BUNDLED_ROBOTS, feasible_motion, limb_poses
 from strands_cosmos3.actions.decode import encode_limbs
+from strands_cosmos3.cli import main
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.collision_check import CollisionCheck
 from strands_cosmos3.control.executor import Executor
@@ -25,7 +27,7 @@ from strands_cosmos3.errors import (
     NonFiniteError,
 )
 from strands_cosmos3.resources import resource
-from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.limits import LimitsAssumedWarning
 from strands_cosmos3.robots.panda import dh_forward
 from strands_cosmos3.robots.spec import join_limbs
@@ -269,6 +271,25 @@ def test_what_does_not_fit_is_refused_before_anything_is_solved(dual):
     ur = solver("ur5e")
     with pytest.raises(FrameError, match="hand"):
         ur.plan(ActionChunk(np.zeros((2, 10)), droid.action_space("midtrain"), droid), ur.home)
+
+
+@pytest.mark.parametrize(
+    ("frames", "frame_type", "frame"),
+    [({}, "body", "tool0"), ({"hand": "palm"}, "body", "tool0"), ({}, "site", "tcp")],
+)
+def test_a_hand_without_a_name_is_told_as_inspect_tells_it(
+    tmp_path, capsys, frames, frame_type, frame
+):
+    robot = get_robot("ur5e")
+    limb = replace(robot.limb(), frames=frames, frame_type=frame_type, frame=frame, tool="tcp")
+    file = tmp_path / "arm.toml"
+    file.write_text(write_robot(replace(robot, limbs=(limb,), embodiment="droid")))
+    ur, droid = solver(file), get_embodiment("droid")
+    said = f"limb 'arm' has no frame 'hand', whose motion the rows are: frames = {{hand = \"{frame}\"}}"
+    with pytest.raises(FrameError, match="arm.toml: .*" + re.escape(said)):
+        ur.plan(ActionChunk(np.zeros((2, 10)), droid.action_space("midtrain"), droid), ur.home)
+    assert main(["robot", "inspect", str(file)]) == 1
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore:Attach conflict")

@@ -250,6 +250,30 @@ def test_a_joint_that_an_equality_binds_is_refused(tmp_path, joints, says):
         drive_joints(robot)
 
 
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (
+            '<equality><joint joint1="wrist_3_joint" joint2="wrist_1_joint"/></equality>',
+            "wrist_1 .*couples.*wrist_3 .*couples",
+        ),
+        ('<equality><joint joint1="shoulder_pan_joint"/></equality>', "shoulder_pan .*fixes"),
+        (
+            '<actuator><position name="more" joint="wrist_2_joint" kp="3"/></actuator>',
+            "wrist_2 .*'more' pulls",
+        ),
+    ],
+)
+def test_gains_are_no_remedy_where_they_are_given(tmp_path, more, says):
+    robot = altered_arm(tmp_path, {}, more)
+    with pytest.raises(ConfigError, match=f"{says}.*; give the limb gains .* or name others"):
+        TableScene(robot=robot)
+    gains = ServoGains(Figures(KP, "tuned"), Figures(KD, "tuned"))
+    robot = replace(robot, limbs=(replace(robot.limb(), gains=gains),))
+    with pytest.raises(ConfigError, match=f"{says}.* are not position servos; name others"):
+        TableScene(robot=robot)
+
+
 def test_equalities_that_bind_nothing_and_torques_that_suffice_are_accepted(tmp_path):
     equalities = (
         '<joint joint1="elbow_joint" active="false"/><joint joint1="dial" joint2="elbow_joint"/>'

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from strands_cosmos3 import Robot
+from strands_cosmos3.cli import main
 from strands_cosmos3.robots.catalogue import get_robot, read_robot, write_robot
 from strands_cosmos3.robots.inspection import inspect_model
-from strands_cosmos3.robots.spec import Camera
+from strands_cosmos3.robots.spec import Camera, Figures, ServoGains
 from strands_cosmos3.sim.scene_builder import scene_gaps
 from strands_cosmos3.worlds.table.reach import out_of_reach
 from strands_cosmos3.worlds.table.scene import TableScene
@@ -149,6 +150,28 @@ def test_whether_a_last_hinge_without_a_telling_name_is_a_jaw_is_asked(tmp_path,
     said = " ".join(notes)
     assert "If the last joint is a jaw, it is no joint of the limb: give it a name with" in said
     assert any("has no gripper" in gap for gap in scene_gaps(robot))
+
+
+PULLED = '<tendon><fixed name="t"><joint joint="{0}" coef="{1}"/></fixed></tendon>'
+
+
+@pytest.mark.parametrize(("name", "coef"), [("q6", 1), ("last", 0.5), ("joint_6", -1)])
+def test_gains_are_asked_for_where_a_servo_is_to_be_added(tmp_path, capsys, name, coef):
+    hand = hinge(name, 0.0, -1, "-.1 1") + FIXED_JAW
+    drive = '<position name="g" tendon="t" kp="40" kv="4" ctrlrange="-.1 1"/>'
+    (tmp_path / "arm.xml").write_text(arm(hand, drive, PULLED.format(name, coef)))
+    file = tmp_path / "arm.toml"
+    assert main(["robot", "inspect", str(tmp_path / "arm.xml"), "--out", str(file)]) == 0
+    assert f"no actuator drives {name}; give gains (kp, kd)" in file.read_text()
+    assert main(["robot", "inspect", str(file)]) == 2
+    refusal = capsys.readouterr().err
+    assert f"the actuator {name}_servo, which its model does not have" in refusal
+    assert "Give a limb gains (kp, kd), and the servos that its joints lack are added" in refusal
+    robot = read_robot(file)
+    gains = ServoGains(Figures((800.0,) * 6, "tuned"), Figures((80.0,) * 6, "tuned"))
+    file.write_text(write_robot(replace(robot, limbs=(replace(robot.limb(), gains=gains),))))
+    assert main(["robot", "inspect", str(file)]) == 1
+    assert "has no gripper" in capsys.readouterr().out
 
 
 def test_the_upper_end_is_assumed_to_be_open_where_nothing_shows_it(tmp_path):
