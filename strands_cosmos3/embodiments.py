@@ -74,6 +74,9 @@ class ActionSpace:
         return (np.arange(n_rows) + self.row_lead) / fps
 
 
+_BEYOND = 0.2  # of its range, by which a measured gripper may lie outside
+
+
 @dataclass(frozen=True)
 class GripperConvention:
     """Linear map between a gripper value and the open fraction in [0, 1] (1 = open) that the
@@ -115,6 +118,15 @@ class GripperConvention:
             self.open_value - self.closed_value
         )
         return np.minimum(np.maximum(fraction, 0.0), 1.0)
+
+    def outlier(self, value: NDArray[np.float64]) -> float | None:
+        """Return the value that lies farthest outside the range if it does so by more than a fifth
+        of it, and so is of another unit; else None.
+        """
+        values = np.asarray(value, np.float64)
+        middle = (self.open_value + self.closed_value) / 2
+        off = np.abs(values - middle) / abs(self.open_value - self.closed_value)
+        return float(values.flat[off.argmax()]) if off.max(initial=0) > 0.5 + _BEYOND else None
 
     def from_fraction(self, fraction: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the gripper value of an open fraction, with the shape of ``fraction``."""

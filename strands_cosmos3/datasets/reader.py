@@ -4,6 +4,7 @@ limb. Columns belong to a limb by their names, never by their position.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,11 +44,17 @@ from strands_cosmos3.datasets.spec import (
 )
 from strands_cosmos3.datasets.stats import Stats, column_stats, to_json
 from strands_cosmos3.datasets.video import FrameReader
-from strands_cosmos3.embodiments import Embodiment, get_embodiment
+from strands_cosmos3.embodiments import (
+    MODEL_GRIPPER,
+    Embodiment,
+    GripperConvention,
+    get_embodiment,
+)
 from strands_cosmos3.errors import DatasetFormatError, NonFiniteError
 from strands_cosmos3.resources import Closeable, write_json
 
 _CACHED_COLUMNS = 64
+_SHUT, _HARDLY_OPEN = 0.03, 0.12  # fractions: fingers in metres open to between the two
 _CUT_RATE = (
     " If the rate has a fraction, meta/info.json may state its whole part alone, as LeRobot's "
     'converter from v2.1 does; write the rate itself to its "fps".'
@@ -442,6 +449,11 @@ def recorded_limbs(episode: RecordedEpisode) -> dict[str, RecordedLimb]:
         T = poses_of(named_columns(episode, EE_POSE, [prefix + name for name in POSE_COLUMNS]))
         require_meaning(episode.dataset, EE_POSE, POSE_MEANING)
         assert limb.gripper is not None
+        for key, values, unit in (
+            (STATE, state[:, -1], MODEL_GRIPPER),
+            (ACTION, rows[:, limb.gripper_column], limb.gripper),
+        ):
+            require_openings(values, unit, f"the gripper of {key!r}", whole=False)
         recorded[limb.name] = RecordedLimb(
             state[:, :-1],
             state[:, -1],
@@ -473,6 +485,27 @@ def require_meaning(dataset: Dataset, key: str, needed: Mapping[str, Any]) -> No
                 f"{key!r} of {dataset.root} has the {name} {stated!r} by its info in "
                 f"meta/info.json; {value!r} is needed. Convert the numbers, then state {value!r}."
             )
+
+
+def require_openings(values: F64, gripper: GripperConvention, name: str, whole: bool) -> None:
+    """Raise DatasetFormatError if values of a gripper are of another unit: they lie far outside its
+    range; or it opens and closes in a small part of it, as fingers in metres do. Unless the values
+    are a ``whole`` dataset's, the latter is only warned of: an episode may never need more.
+    """
+    said = (
+        f"{name} is from {values.min(initial=np.inf):.4g} to {values.max(initial=-np.inf):.4g}; a "
+        f"gripper is from {gripper.closed_value:g} (closed) to {gripper.open_value:g} (open). "
+        "Convert the column to that unit"
+    )
+    if gripper.outlier(values) is not None:
+        raise DatasetFormatError(f"{said}.")
+    opening = gripper.to_fraction(values)
+    widest = opening.max(initial=0.0)
+    if _SHUT < widest < _HARDLY_OPEN and opening.min() < widest / 2:
+        said += f": it opens by less than {_HARDLY_OPEN:.0%}, as widths in metres do."
+        if whole:
+            raise DatasetFormatError(said)
+        warnings.warn(said, stacklevel=3)
 
 
 def named_columns(

@@ -115,7 +115,6 @@ _MAX_SESSION_CHARACTERS = 256
 _LARGEST_S = 1e12  # of a motion clock, which may be the time of day
 _LARGEST_RAD = 4 * np.pi  # of a joint; larger ones are degrees
 _LARGEST_M = 10.0  # of a hand's position; larger ones are centimetres or millimetres
-_BEYOND_CLOSED = 0.2  # by which a measured gripper may lie outside 0..1; more is another unit
 # the largest command by column, in words too; a gripper's is clipped, as models overshoot
 _FINITE = (np.finfo(np.float64).max, "a finite number")
 _COMMANDED = {
@@ -370,8 +369,7 @@ def _read_gripper(message: Mapping[str, Any], embodiment: Embodiment) -> float |
     n = max(sum(limb.gripper is not None for limb in embodiment.limbs), 1)
     message = {GRIPPER: 0.0, **message}
     closed = _numbers(message, GRIPPER)
-    if np.abs(closed - 0.5).max() > 0.5 + _BEYOND_CLOSED:
-        reach = closed.flat[np.abs(closed - 0.5).argmax()]
+    if (reach := WIRE_GRIPPER.outlier(closed)) is not None:
         raise InputError(f"{GRIPPER!r} is {reach:.4g}; it is from 0 (open) to 1 (closed).")
     if n > 1 and closed.size > 1:
         return WIRE_GRIPPER.to_fraction(_latest(message, GRIPPER, n))

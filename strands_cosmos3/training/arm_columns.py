@@ -7,6 +7,7 @@ docs/training.md states. What contradicts that is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,9 +27,10 @@ from strands_cosmos3.datasets.reader import (
     column_names,
     named_columns,
     require_meaning,
+    require_openings,
 )
 from strands_cosmos3.datasets.spec import GRIPPER, POSE_COLUMNS, POSE_MEANING, STATE_MEANING
-from strands_cosmos3.embodiments import Embodiment
+from strands_cosmos3.embodiments import MODEL_GRIPPER, Embodiment
 from strands_cosmos3.errors import ConfigError
 
 _GRIPPER = re.compile("grip|grasp|jaw|width", re.IGNORECASE)
@@ -114,6 +116,7 @@ class ArmColumns:
         self._dataset = dataset
         self._keys = keys
         self._embodiment = embodiment
+        self._sound: set[str] = set()  # features whose grippers were looked at
 
     def span(self, first: int, rows: int) -> slice:
         """Return the frames of a window: that of each row, and the one after the last."""
@@ -125,7 +128,9 @@ class ArmColumns:
         """
         if self._embodiment.in_controller_units:
             columns = self._embodiment.action_space("midtrain").columns
-            return named_columns(episode, ACTION, columns, columns)[span]
+            rows = named_columns(episode, ACTION, columns, columns)[span]
+            self._require_openings(ACTION, column_names(self._dataset, ACTION, columns), GRIPPER)
+            return rows
         poses = self.poses(episode, span)
         command = self._with_gripper(episode, self._keys.gripper_command, span)[:, -1]
         return raw_rows(poses, command)[:-1]
@@ -162,7 +167,19 @@ class ArmColumns:
                 f"{', '.join(names) or 'no names that fit'}. "
                 "Name it 'gripper' in meta/info.json."
             )
+        self._require_openings(key, names, grippers[0])
         joints = [name for name in names if name not in grippers]
         if len({re.sub(r"\d+", "", name) for name in joints}) == 1:
             joints.sort(key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
         return named_columns(episode, key, [*joints, *grippers], unnamed)[span]
+
+    def _require_openings(self, key: str, names: Sequence[str], gripper: str) -> None:
+        """Look at a gripper's column in all episodes, once: one may be too short for its unit."""
+        if key in self._sound:
+            return
+        self._sound.add(key)
+        column = self._dataset.column(key)
+        values = column.reshape(len(column), len(names))[:, names.index(gripper)]
+        commanded = key == self._keys.gripper_command and self._embodiment.gripper
+        unit = commanded or MODEL_GRIPPER
+        require_openings(values, unit, f"{gripper!r} of {key!r}", whole=True)

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from helpers.edited_datasets import EE_POSE, STATE, sound, told
+from helpers.edited_datasets import ACTION, EE_POSE, STATE, gripper, sound, told
 from motions import feasible_chunk
 from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.backends.replay import (
@@ -235,4 +235,26 @@ def test_an_episode_that_states_another_meaning_is_not_replayed(edited, key, sta
     assert load_episode(edited).fps == 15
     told(key, **stated)(edited)
     with pytest.raises(DatasetFormatError, match=needed):
+        load_episode(edited)
+
+
+@pytest.mark.parametrize("key", [STATE, ACTION])
+@pytest.mark.parametrize(
+    ("scale", "offset", "told"),
+    [(1000, 0, "from 0 to 1000; "), (-2, 1, "from -1 to 1; "), (-1, 0, "from -1 to -?0; ")],
+)
+def test_an_episode_with_a_gripper_of_another_unit_is_not_replayed(
+    edited, key, scale, offset, told
+):
+    gripper(key, lambda v: scale * v + offset)(edited)
+    with pytest.raises(DatasetFormatError, match=told):
+        load_episode(edited)
+
+
+def test_a_gripper_that_opens_as_little_as_a_width_in_metres_is_warned_of(edited, recwarn):
+    gripper(ACTION, lambda v: 1.1 * v)(edited)  # a model's commands overshoot
+    load_episode(edited)
+    assert not recwarn
+    gripper(ACTION, lambda v: 0.085 / 1.1 * v)(edited)
+    with pytest.warns(UserWarning, match="from 0 to 0.085; .*widths in metres"):
         load_episode(edited)

@@ -121,6 +121,11 @@ def column(file: str, name: str, values: Any) -> Edit:
     return edit
 
 
+def gripper(key: str, change: Callable[[np.ndarray], np.ndarray]) -> Edit:
+    """An edit of the last column of a feature."""
+    return column(ROWS, key, lambda v: np.concatenate([v[:, :-1], change(v[:, -1:])], axis=1))
+
+
 def table(file: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> Edit:
     return lambda root: pq.write_table(change(pq.read_table(root / file)), root / file, **options)
 
@@ -302,6 +307,10 @@ CASES = {
     "action with two grippers": Case(
         feature(ACTION, names=["grip", *(f"a{i}" for i in range(8)), "grasp"]), trained=False
     ),
+    "gripper in percent": _untrained(gripper(ACTION, lambda v: v * 100), ACTION),
+    "gripper of -1 and 1": _untrained(gripper(ACTION, lambda v: 1 - 2 * v), ACTION),
+    "gripper of the pad's width": _untrained(gripper(ACTION, lambda v: v * 0.11), ACTION),
+    "gripper of the finger's way": _untrained(gripper(ACTION, lambda v: v * 0.05), ACTION),
     "gripper first in the state": Case(reordered(STATE, [7, *range(7)])),
     "joints backwards": Case(reordered(STATE, [*range(7)][::-1] + [7])),
     "state in a list in a list": Case(feature(STATE, names=[_STATE])),
