@@ -489,8 +489,8 @@ def require_meaning(dataset: Dataset, key: str, needed: Mapping[str, Any]) -> No
 
 def require_openings(values: F64, gripper: GripperConvention, name: str, whole: bool) -> None:
     """Raise DatasetFormatError if values of a gripper are of another unit: they lie far outside its
-    range; or it opens and closes in a small part of it, as fingers in metres do. Unless the values
-    are a ``whole`` dataset's, the latter is only warned of: an episode may never need more.
+    range; or it opens and closes in a small part of it, as fingers in metres do. The latter is
+    only warned of unless a ``whole`` dataset's gripper moves: one that holds may never need more.
     """
     said = (
         f"{name} is from {values.min(initial=np.inf):.4g} to {values.max(initial=-np.inf):.4g}; a "
@@ -501,9 +501,9 @@ def require_openings(values: F64, gripper: GripperConvention, name: str, whole: 
         raise DatasetFormatError(f"{said}.")
     opening = gripper.to_fraction(values)
     widest = opening.max(initial=0.0)
-    if _SHUT < widest < _HARDLY_OPEN and opening.min() < widest / 2:
+    if _SHUT < widest < _HARDLY_OPEN:
         said += f": it opens by less than {_HARDLY_OPEN:.0%}, as widths in metres do."
-        if whole:
+        if whole and opening.min() < widest / 2:
             raise DatasetFormatError(said)
         warnings.warn(said, stacklevel=3)
 

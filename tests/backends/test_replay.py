@@ -258,3 +258,6 @@ def test_a_gripper_that_opens_as_little_as_a_width_in_metres_is_warned_of(edited
     gripper(ACTION, lambda v: 0.085 / 1.1 * v)(edited)
     with pytest.warns(UserWarning, match="from 0 to 0.085; .*widths in metres"):
         load_episode(edited)
+    gripper(ACTION, lambda v: 0 * v + 0.04)(edited)
+    with pytest.warns(UserWarning, match="from 0.04 to 0.04; .*widths in metres"):
+        load_episode(edited)
