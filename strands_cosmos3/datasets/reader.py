@@ -54,6 +54,7 @@ from strands_cosmos3.errors import DatasetFormatError, NonFiniteError
 from strands_cosmos3.resources import Closeable, write_json
 
 _CACHED_COLUMNS = 64
+_CLIPPED = 2.0  # of the range: a replay clips what is nearer, as it does a server's rows
 _SHUT, _HARDLY_OPEN = 0.03, 0.12  # fractions: fingers in metres open to between the two
 _CUT_RATE = (
     " If the rate has a fraction, meta/info.json may state its whole part alone, as LeRobot's "
@@ -489,8 +490,8 @@ def require_meaning(dataset: Dataset, key: str, needed: Mapping[str, Any]) -> No
 
 def require_openings(values: F64, gripper: GripperConvention, name: str, whole: bool) -> None:
     """Raise DatasetFormatError if values of a gripper are of another unit: they lie far outside its
-    range; or it opens and closes in a small part of it, as fingers in metres do. The latter is
-    only warned of unless a ``whole`` dataset's gripper moves: one that holds may never need more.
+    range; or it opens and closes in a small part of it, as fingers in metres do. Unless they are a
+    ``whole`` dataset's, values up to twice the range, and small ones, are only warned of.
     """
     said = (
         f"{name} is from {values.min(initial=np.inf):.4g} to {values.max(initial=-np.inf):.4g}; a "
@@ -498,7 +499,10 @@ def require_openings(values: F64, gripper: GripperConvention, name: str, whole: 
         "Convert the column to that unit"
     )
     if gripper.outlier(values) is not None:
-        raise DatasetFormatError(f"{said}.")
+        most = _CLIPPED * max(abs(gripper.open_value), abs(gripper.closed_value))
+        if whole or np.abs(values).max() > most:
+            raise DatasetFormatError(f"{said}.")
+        warnings.warn(f"{said}.", stacklevel=3)
     opening = gripper.to_fraction(values)
     widest = opening.max(initial=0.0)
     if _SHUT < widest < _HARDLY_OPEN:

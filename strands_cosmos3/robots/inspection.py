@@ -54,7 +54,7 @@ def inspect_model(path: str | Path) -> tuple[RobotSpec, list[str]]:
         raise ConfigError(
             f"a robot is derived from MuJoCo's .xml file of its model, got {str(path)!r}. {_LISTED}"
         )
-    require_file(path, ConfigError, hint=_LISTED)
+    require_file(path, ConfigError, hint=f"A model's file is needed, got {str(path)!r}. {_LISTED}")
     with mujoco_errors(f"load {str(path)!r}"):
         model = assembled((ModelPart(str(path.resolve())),)).compile()
     _require_names(model, path)

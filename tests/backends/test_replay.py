@@ -241,13 +241,23 @@ def test_an_episode_that_states_another_meaning_is_not_replayed(edited, key, sta
 @pytest.mark.parametrize("key", [STATE, ACTION])
 @pytest.mark.parametrize(
     ("scale", "offset", "told"),
-    [(1000, 0, "from 0 to 1000; "), (-2, 1, "from -1 to 1; "), (-1, 0, "from -1 to -?0; ")],
+    [(1000, 0, "from 0 to 1000; "), (255, 0, "from 0 to 255; "), (-90, 0, "from -90 to -?0; ")],
 )
 def test_an_episode_with_a_gripper_of_another_unit_is_not_replayed(
     edited, key, scale, offset, told
 ):
     gripper(key, lambda v: scale * v + offset)(edited)
     with pytest.raises(DatasetFormatError, match=told):
+        load_episode(edited)
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "told"), [(-2, 1, "from -1 to 1; "), (-1, 0, "from -1 to -?0; ")]
+)
+def test_commands_of_another_polarity_are_warned_of(edited, scale, offset, told):
+    """They are clipped, as those of a server."""
+    gripper(ACTION, lambda v: scale * v + offset)(edited)
+    with pytest.warns(UserWarning, match=told):
         load_episode(edited)
 
 
