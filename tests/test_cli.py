@@ -251,6 +251,16 @@ def test_a_command_says_what_it_waits_for(
     ]
 
 
+def test_a_wait_names_a_world_as_it_was_written(capsys: pytest.CaptureFixture[str]):
+    """Brackets in its name are no markup of the terminal's."""
+    with WaitNotice(Console(width=80), after_s=0.0) as wait:
+        wait.begin("loading world [/red]a[b].py:World")
+        deadline_s = time.monotonic() + 20
+        while not (said := capsys.readouterr().out) and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+    assert said == "loading world [/red]a[b].py:World ...\n"
+
+
 def test_a_short_wait_is_not_worth_a_line(capsys: pytest.CaptureFixture[str]):
     with WaitNotice(Console(), after_s=0.2) as wait:
         wait.begin("loading")

@@ -60,7 +60,9 @@ class WaitNotice:
         self._timer = None
 
     def _say(self, phase: str) -> None:
-        self._console.print(f"{phase} ...", style="dim", highlight=False, soft_wrap=True)
+        self._console.print(
+            f"{phase} ...", style="dim", highlight=False, markup=False, soft_wrap=True
+        )
 
     def __enter__(self) -> WaitNotice:
         return self
