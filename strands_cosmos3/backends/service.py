@@ -1,5 +1,5 @@
-"""Inference on a policy server: ours, another one with openpi's protocol, or NVIDIA's LIBERO
-server.
+"""Inference on a policy server: ours, another one with openpi's protocol, or one of an HTTP
+dialect.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.errors import ConfigError, ServiceChunkError
-from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient, ServiceClient
-from strands_cosmos3.serving.http_client import HttpPolicyClient
+from strands_cosmos3.serving.dialects import HTTP_DIALECTS
+from strands_cosmos3.serving.http_client import HttpPolicyClient, Post
+from strands_cosmos3.serving.routes import HttpDialect
 from strands_cosmos3.serving.wire import (
     SERVED_MODEL,
     decode_reply,
@@ -74,8 +75,8 @@ class ServiceBackend(RemoteBackend):
         num_steps: Denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
 
     Raises:
-        UnknownNameError: No such dialect.
-        ConfigError: The dialect is ``libero``, which :class:`LiberoServiceBackend` has.
+        UnknownNameError: No such dialect over a WebSocket; :class:`HttpServiceBackend` has those
+            over HTTP.
     """
 
     def __init__(
@@ -160,36 +161,43 @@ def service_backend(
     """Return the backend of a policy server, by its dialect. Raises ConfigError if the options do
     not go together.
     """
-    dialect = get_dialect(service.dialect or "robolab")
-    if num_steps is not None and not dialect.sampling:
+    name = service.dialect or "robolab"
+    http = HTTP_DIALECTS.get(name)
+    dialect = get_dialect(name) if http is None else None
+    if num_steps is not None and not (dialect and dialect.sampling):
         raise ConfigError(
-            f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {dialect.name}; "
-            "leave it out."
+            f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {name}; leave it "
+            "out."
         )
     client: Any = service.client
     kinds = (HttpPolicyClient, PolicyClient)
-    kind, other = kinds if dialect.http else reversed(kinds)
+    kind, other = reversed(kinds) if http is None else kinds
     if client is None:
         host = service.host or "localhost"
-        client = kind(ClientConfig(host, service.port, service.api_key, path=dialect.path))
+        path = dialect.path if dialect else ""
+        client = kind(ClientConfig(host, service.port, service.api_key, path=path))
     elif service.host or service.port or service.api_key:
         raise ConfigError("a client knows its server already; leave host, port and api_key out.")
     elif isinstance(client, other):
         raise ConfigError(
-            f"dialect {dialect.name!r} needs a {kind.__name__}, got a {type(client).__name__}."
+            f"dialect {name!r} needs a {kind.__name__}, got a {type(client).__name__}."
         )
-    if dialect.http:
-        return LiberoServiceBackend(client)
-    return ServiceBackend(client, dialect.name, action_space=action_space, num_steps=num_steps)
+    if http is not None:
+        return HttpServiceBackend(client, http)
+    return ServiceBackend(client, name, action_space=action_space, num_steps=num_steps)
 
 
-class LiberoServiceBackend(RemoteBackend):
-    """Posts pictures and instructions, and returns the chunks in the model's own units. Seed and
-    state are not sent.
+class HttpServiceBackend(RemoteBackend):
+    """Posts requests in an HTTP dialect, and returns the chunks in the model's own units.
 
     Args:
-        client: The connection, a :class:`~strands_cosmos3.serving.http_client.HttpPolicyClient`.
+        client: The connection.
+        dialect: The server's dialect.
     """
+
+    def __init__(self, client: HttpPolicyClient, dialect: HttpDialect):
+        super().__init__(client)
+        self._dialect = dialect
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the server's chunk.
@@ -197,22 +205,26 @@ class LiberoServiceBackend(RemoteBackend):
         Raises:
             ServiceError: The server is unavailable, timed out, closed, unreadable, refused, or sent
                 an unusable chunk.
-            BackendError: The request is not for LIBERO, or has no picture.
+            BackendError: The request is not for this dialect, or lacks what it sends.
         """
-        return self.infer_batch((request,))[0]
+        return self._ask((request,))[0]
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
-        """Return the chunk for each request, of one inference. Errors: as :meth:`infer`."""
-        if not requests:
-            return []
-        batch = len(requests) > 1
-        items = [libero.encode_request(request) for request in requests]
+        """Return the chunk for each request, of one inference if the dialect has batches. Errors:
+        as :meth:`infer`.
+        """
+        if not requests or not self._dialect.batches:
+            return super().infer_batch(requests)
+        return self._ask(requests)
 
-        def message(info: Mapping[str, object]) -> Mapping[str, object]:
-            libero.require_width(info, requests[0])
-            self._answered_by(info.get("checkpoint"))
-            return {"items": items} if batch else items[0]
+    def _ask(self, requests: Sequence[Request]) -> list[ActionChunk]:
+        dialect = self._dialect
+        path, content = dialect.encode_requests(requests)  # raises before anything is dialled
+
+        def check_info(info: Mapping[str, Any]) -> None:
+            self._answered_by(dialect.model_of(info, requests[0]))
 
         return self._client.exchange(
-            message, lambda reply: libero.decode_replies(reply, requests, batch)
+            Post(dialect, path, content, check_info),
+            lambda reply: dialect.decode_replies(reply, requests),
         )

@@ -26,6 +26,7 @@ from strands_cosmos3.policy.options import PolicyOptions
 
 if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
+    from strands_cosmos3.serving.routes import HttpDialect
     from strands_cosmos3.serving.server import PolicyServer
 
 
@@ -96,9 +97,9 @@ class ServeCommand:
     """
     grace: float = 30.0
     """Seconds that a shutdown waits for the running inference."""
-    libero: bool = False
-    """Answer NVIDIA's LIBERO requests over HTTP too (/predict); with --embodiment libero that is
-    so anyway. The checkpoint must have the libero domain.
+    http: str | None = None
+    """HTTP dialect that is answered too, on the same port: libero (NVIDIA's, /predict). With
+    --embodiment libero that is so anyway. The checkpoint must have the libero domain.
     """
     seed: int = 0
     """Noise seed for clients that send none."""
@@ -155,7 +156,7 @@ class ServeCommand:
                     self.policy.action_space,
                     self.seed,
                     warm_up_message=_warm_up_message(backend),
-                    libero=self.libero or None,
+                    http=self.http,
                 )
                 for backend in backends
             ]
@@ -164,7 +165,8 @@ class ServeCommand:
 
             def show_address(server: PolicyServer) -> None:
                 wait.end()
-                console.print(self._banner(name, server.port), highlight=False, soft_wrap=True)
+                banner = self._banner(name, server.port, policies[0].dialect)
+                console.print(banner, highlight=False, soft_wrap=True)
 
             server.run(ready=show_address)
             if server.busy_s:
@@ -216,11 +218,11 @@ class ServeCommand:
             from strands_cosmos3.backends.distributed import replicas
         return replicas(count, model, policy.for_backend, policy.action_space, timeouts, name)
 
-    def _banner(self, name: str, port: int) -> str:
+    def _banner(self, name: str, port: int, dialect: HttpDialect | None) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "ws" if self.tls_cert is None else "wss"
         address = f"{scheme}://{host}:{port}"
-        also = "/predict, " if self.libero or self.embodiment == "libero" else ""
+        also = "" if dialect is None else f"{dialect.paths[0]}, "
         return (
             f"serving {name} for {self.embodiment} on {address} (also {also}/healthz, /readyz and "
             "/metrics); Ctrl-C stops"

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -62,8 +62,8 @@ class ClientConfig:
     """Address of a server, and timeouts.
 
     Args:
-        host: Host name or IP address, or a URI with ``ws://`` or ``wss://`` (for NVIDIA's LIBERO
-            server ``http://`` or ``https://``).
+        host: Host name or IP address, or a URI with ``ws://`` or ``wss://`` (for an HTTP dialect
+            ``http://`` or ``https://``).
         port: Port; None means the URI's port, or 8000.
         token: Token for ``Authorization: <scheme> <token>``.
         scheme: ``Api-Key`` (openpi) or ``Bearer`` (RoboLab).
@@ -161,8 +161,7 @@ class ServiceClient(ABC):
             ``failures``.
     """
 
-    _command: ClassVar[str]
-    """Starts a server of ours."""
+    _command: str  # starts a server of ours
 
     def __init__(
         self, config: ClientConfig, address: tuple[str, str, int], sleep: Callable[[float], None]
@@ -182,8 +181,7 @@ class ServiceClient(ABC):
         """Send a message and return what ``read`` makes of the decoded reply, or of the text of a
         text frame.
 
-        ``message`` may be a function of the server's metadata. If it or ``read`` raises, the
-        connection is dropped.
+        The subclass says what a message is. If ``read`` raises, the connection is dropped.
 
         Raises:
             WireFormatError: The message cannot be encoded.
@@ -350,7 +348,8 @@ def _proxy_of(url: str) -> tuple[tuple[str, int] | None, dict[str, str]]:
 
 
 class PolicyClient(ServiceClient):
-    """Client of a policy server, over a WebSocket that stays open between exchanges.
+    """Client of a policy server, over a WebSocket that stays open between exchanges. A message is a
+    map, or a function that makes it of the server's metadata.
 
     Attributes:
         metadata: The server's first frame.

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,13 +19,30 @@ from strands_cosmos3.errors import (
     WireFormatError,
 )
 from strands_cosmos3.serving.client import ClientConfig, ServiceClient
-from strands_cosmos3.serving.libero import INFO, PREDICT, PREDICT_BATCH, parse
+from strands_cosmos3.serving.routes import HttpDialect, read_object
 from strands_cosmos3.serving.wire import short
 
 
+@dataclass(frozen=True)
+class Post:
+    """A message of an HTTP dialect.
+
+    Args:
+        dialect: The dialect.
+        path, content: Where the object is posted.
+        check_info: Is told the object of the dialect's ``info_path`` before; whatever it raises
+            ends the exchange.
+    """
+
+    dialect: HttpDialect
+    path: str
+    content: Mapping[str, Any]
+    check_info: Callable[[Mapping[str, Any]], None]
+
+
 class HttpPolicyClient(ServiceClient):
-    """Client of NVIDIA's LIBERO server, or of one that answers as it does. Each request has a
-    connection of its own.
+    """Client of a server of any HTTP dialect; an exchange's message is a :class:`Post`. Each
+    request has a connection of its own.
 
     ``read_s`` covers a whole request once there is a connection: TLS, sending, inference and reply.
 
@@ -32,10 +50,8 @@ class HttpPolicyClient(ServiceClient):
         config: Address and timeouts; ``handshake_s`` and ``idle_s`` are not used.
 
     Attributes:
-        metadata: What the server's ``/info`` said; empty if it has none.
+        metadata: What the server said at ``info_path``; empty if it has none.
     """
-
-    _command = "strands-cosmos3 serve --libero"
 
     def __init__(
         self, config: ClientConfig = ClientConfig(), sleep: Callable[[float], None] = time.sleep
@@ -43,13 +59,14 @@ class HttpPolicyClient(ServiceClient):
         super().__init__(config, config.http_address, sleep)
         self.metadata: dict[str, Any] | None = None
 
-    def _answer(self, message: Any) -> dict[str, Any]:
-        if self.metadata is None:
-            status, body = self._call("GET", INFO, b"")
-            self.metadata = {} if status == 404 else self._json(status, body)
-        content: Any = message(self.metadata) if callable(message) else message
-        path = PREDICT_BATCH if "items" in content else PREDICT
-        return self._json(*self._call("POST", path, _encoded(content)))
+    def _answer(self, message: Post) -> Any:
+        self._command = f"strands-cosmos3 serve --http {message.dialect.name}"
+        if self.metadata is None and message.dialect.info_path:
+            status, body = self._call("GET", message.dialect.info_path, b"")
+            self.metadata = {} if status == 404 else self._read(status, body, read_object)
+        message.check_info(self.metadata or {})
+        status, body = self._call("POST", message.path, _encoded(message.content))
+        return self._read(status, body, message.dialect.read_reply)
 
     def _call(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
         """The status and the body of a response."""
@@ -91,12 +108,12 @@ class HttpPolicyClient(ServiceClient):
             raise http.client.IncompleteRead(b"")
         return body
 
-    def _json(self, status: int, body: bytes) -> dict[str, Any]:
-        """The object in a response, whatever its status if it has an ``error``."""
+    def _read(self, status: int, body: bytes, read: Callable[[bytes], Any]) -> Any:
+        """What a response holds. One of another status than 200 may say an ``error``."""
         if status in (401, 403):
             raise self._access_error(status)
         try:
-            content = parse(body)
+            content = read(body) if status == 200 else read_object(body)
         except WireFormatError as error:
             if status == 200:
                 raise ServiceUnreadableError(
@@ -105,7 +122,9 @@ class HttpPolicyClient(ServiceClient):
             text = f"(HTTP {status}: {short(body[:2000].decode('utf-8', 'replace'))})"
             if status in (408, 413, 503):
                 raise ServiceRefusedError(f"{self._url} refused the request {text}.") from None
-            raise ServiceUnreadableError(f"{self._url} is not a LIBERO server {text}.") from None
+            raise ServiceUnreadableError(
+                f"{self._url} is not an HTTP policy server {text}."
+            ) from None
         if status != 200:
             raise ServiceRefusedError(
                 f"{self._url} refused the request (HTTP {status}: "

@@ -17,6 +17,7 @@ import base64
 import io
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -39,6 +40,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.observe.prompts import VIEW_SENTENCES, libero_client_prompt
 from strands_cosmos3.observe.views import resize
+from strands_cosmos3.serving.routes import HttpDialect, Route, ServedModel, read_object
 from strands_cosmos3.serving.wire import (
     MAX_PROMPT_CHARACTERS,
     keys_of,
@@ -55,47 +57,19 @@ INFO = "/info"
 MAX_ITEMS = 64
 MAX_PIXELS = 2**19
 """Of a picture. A PNG may hold a thousand times its size, so its size says little."""
-_MAX_MARKS = 2**16  # of punctuation outside text, which bounds a JSON message's values
 _IMAGE_SIZE = 256
 _LEAST_ASPECT = 1.5  # width by height of two views side by side; one view alone has less
 _VIEW_SENTENCE = VIEW_SENTENCES["concat"]
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 
 
-def parse(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. Raises WireFormatError if there is none, or it has more
-    than 65,536 values.
-    """
-    if sum(body.count(mark) for mark in (b",", b":", b"[", b"{")) > _MAX_MARKS:
-        raise WireFormatError(f"the message has more than {_MAX_MARKS} values.")
-    try:
-        content: Any = json.loads(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise WireFormatError(f"the message is not JSON: {short(error)}.") from None
-    if not isinstance(content, dict):
-        raise WireFormatError(f"the message must be a JSON object, got {type(content).__name__}.")
-    return cast("dict[str, Any]", content)
-
-
-def is_json(content_types: Sequence[str], encodings: Sequence[str]) -> bool:
-    """Return whether ``Content-Type`` and ``Content-Encoding`` are those of plain JSON in UTF-8."""
-    kind, _, rest = ",".join(content_types).lower().partition(";")
-    plain = ",".join(encodings).strip().lower() in ("", "identity")
-    return (
-        plain
-        and kind.strip() == "application/json"
-        and rest.replace('"', "").strip() in ("", "charset=utf-8")
-    )
-
-
-def items_of(body: bytes, batch: bool) -> list[Mapping[str, Any]]:
-    """Return the items of a request's body: one, or those of a batch.
+def items_of_batch(body: bytes) -> list[Mapping[str, Any]]:
+    """Return the items of a batch's body.
 
     Raises:
         WireFormatError: It is not JSON, or has no list of 1 to 64 items.
     """
-    content = parse(body)
-    items = content.get("items") if batch else [content]
+    items = read_object(body).get("items")
     if not isinstance(items, list) or not 1 <= len(cast("list[Any]", items)) <= MAX_ITEMS:
         raise WireFormatError(f"'items' must be a list of 1 to {MAX_ITEMS} requests.")
     if any(not isinstance(item, dict) for item in cast("list[Any]", items)):
@@ -128,7 +102,7 @@ def encode_request(request: Request) -> dict[str, Any]:
     }
 
 
-def decode_request(item: Mapping[str, Any], seed: int, chunk_rows: int | None = None) -> Request:
+def decode_request(item: Mapping[str, Any], model: ServedModel) -> Request:
     """Return the request in an item. The sentences about the views are cut off: a model's caption
     has its own.
 
@@ -169,11 +143,11 @@ def decode_request(item: Mapping[str, Any], seed: int, chunk_rows: int | None = 
         embodiment,
         space,
         instruction,
-        chunk_rows or embodiment.chunk_rows(),
+        model.chunk_rows or embodiment.chunk_rows(),
         None,
         1.0,
         composite=picture,
-        seed=seed,
+        seed=model.seed,
     )
 
 
@@ -194,22 +168,15 @@ def encode_batch(replies: Sequence[str]) -> str:
     return json.dumps({"actions": [json.loads(reply)["action"] for reply in replies]})
 
 
-def encode_error(message: str, batch: bool) -> str:
-    """Return the reply that says an error."""
-    return json.dumps({"actions" if batch else "action": [], "error": message})
-
-
-def info(
-    name: str, model_sha256: str | None, seed: int, chunk_rows: int | None = None
-) -> dict[str, Any]:
+def info(model: ServedModel, model_sha256: str | None) -> dict[str, Any]:
     """Return what ``/info`` says; None is what a backend does not tell."""
     embodiment = get_embodiment(DOMAIN)
     return {
-        "run_name": name,
+        "run_name": model.name,
         "checkpoint": model_sha256,
         "fps": embodiment.fps,
-        "seed": seed,
-        "action_chunk_size": chunk_rows or embodiment.chunk_rows(),
+        "seed": model.seed,
+        "action_chunk_size": model.chunk_rows or embodiment.chunk_rows(),
         "max_action_dim": 64,
         "raw_action_dim": embodiment.action_space().width,
         "config_file": None,
@@ -220,19 +187,26 @@ def info(
     }
 
 
-def require_width(info: Mapping[str, Any], request: Request) -> None:
-    """Raise ServiceUnreadableError if a server says that its rows have another width."""
+def encode_requests(requests: Sequence[Request]) -> tuple[str, dict[str, Any]]:
+    """Return the path for requests, and what is posted to it. Errors: as encode_request."""
+    items = [encode_request(request) for request in requests]
+    return (PREDICT, items[0]) if len(items) == 1 else (PREDICT_BATCH, {"items": items})
+
+
+def model_of(info: Mapping[str, Any], request: Request) -> object:
+    """Return what a server's ``/info`` says of its checkpoint. Raises ServiceUnreadableError if its
+    rows have another width.
+    """
     width = info.get("raw_action_dim")
     if isinstance(width, int) and width != request.action_space.width:
         raise ServiceUnreadableError(
             f"the server's rows have {width} columns; those of {request.embodiment.name!r} "
             f"have {request.action_space.width}."
         )
+    return info.get("checkpoint")
 
 
-def decode_replies(
-    reply: Mapping[str, Any], requests: Sequence[Request], batch: bool
-) -> list[ActionChunk]:
+def decode_replies(reply: Mapping[str, Any], requests: Sequence[Request]) -> list[ActionChunk]:
     """Return the chunks in the reply to requests, or to one.
 
     Raises:
@@ -242,6 +216,7 @@ def decode_replies(
     """
     if reply.get("error"):
         raise ServiceRefusedError(f"the server reports an error: {short(reply['error'])}")
+    batch = len(requests) > 1
     actions = reply.get("actions") if batch else [reply.get("action")]
     chunks = cast("list[Any]", actions) if isinstance(actions, list) else []
     if len(chunks) != len(requests) or not all(isinstance(rows, list) for rows in chunks):
@@ -321,3 +296,29 @@ def _from_png(text: object, key: str) -> NDArray[np.uint8]:
         ) from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InputError(f"{key} is not the base64 text of a PNG: {short(error)}.") from None
+
+
+def _encode_error(key: str, message: str) -> str:
+    return json.dumps({key: [], "error": message})
+
+
+_ONE = Route(
+    lambda body: [read_object(body)], lambda replies: replies[0], partial(_encode_error, "action")
+)
+LIBERO = HttpDialect(
+    name="libero",
+    embodiment=DOMAIN,
+    routes={
+        PREDICT: _ONE,
+        PREDICT_BATCH: Route(items_of_batch, encode_batch, partial(_encode_error, "actions")),
+        "/": _ONE,
+    },
+    pages={"/": lambda model, digest: {"status": "ok"}, INFO: info},
+    decode_request=decode_request,
+    encode_reply=encode_reply,
+    info_path=INFO,
+    model_of=model_of,
+    encode_requests=encode_requests,
+    decode_replies=decode_replies,
+    batches=True,
+)

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,10 @@ from strands_cosmos3.errors import (
     RanksError,
     WireFormatError,
 )
-from strands_cosmos3.serving import libero, wire
+from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
+from strands_cosmos3.serving.dialects import served_dialect
+from strands_cosmos3.serving.routes import HttpDialect, ServedModel
 from strands_cosmos3.types import ActionChunk, Request
 
 logger = logging.getLogger(__name__)
@@ -62,19 +64,15 @@ class Episode:
 
 @dataclass
 class Session:
-    """State of one connection, or of one LIBERO request."""
+    """State of one connection."""
 
-    protocol: Literal["openpi", "vllm-omni", "libero"] = "openpi"
+    # whether the client came to vLLM-Omni's path: its connection stays open after an error
+    is_vllm: bool = False
     # by ``session_id``, the last used one at the end
     episodes: OrderedDict[str, Episode] = field(default_factory=OrderedDict[str, Episode])
     # from the last request's arrival to the departure of its reply
     previous_total_ms: float | None = None
     bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
-
-    @property
-    def is_vllm(self) -> bool:
-        """Whether the client came to vLLM-Omni's path: its connection stays open after an error."""
-        return self.protocol == "vllm-omni"
 
     def episode(self, name: str) -> Episode:
         """Return a session's episode; without a name that of the session asked last. Beyond 1024,
@@ -89,8 +87,8 @@ class Session:
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """A frame from a connection, or an item of a LIBERO request, and when it arrived on the
-    monotonic clock.
+    """A frame from a connection, or an item of an HTTP dialect's request, and when it arrived on
+    the monotonic clock.
     """
 
     frame: bytes | str | Mapping[str, Any]
@@ -123,12 +121,13 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class _PendingInference:
-    """A request for an inference: the wire's message, its connection, and what the backend gets."""
+    """A request for an inference, its episode, and what makes a reply of the chunk and the time
+    in s that it took.
+    """
 
-    message: Mapping[str, Any]
-    session: Session
-    episode: Episode
     request: Request
+    episode: Episode
+    encode_reply: Callable[[ActionChunk, float], bytes | str]
 
 
 Item = TypeVar("Item")
@@ -154,12 +153,16 @@ class ServedPolicy:
         seed: Noise seed for clients that send none; each call of an episode uses the next one.
         limits: Size limits of messages.
         warm_up_message: A wire message that the backend can answer; None uses a synthetic one.
-        libero: Whether LIBERO requests over HTTP are answered; None: if that is the embodiment. A
-            backend of another embodiment must be able to answer them, as a checkpoint of all
-            domains is.
+        http: The HTTP dialect that is answered too, or its name; None is the embodiment's, if there
+            is one. A backend of another embodiment must be able to answer it, as a checkpoint of
+            all domains is.
+
+    Attributes:
+        dialect: The HTTP dialect, or None.
 
     Raises:
         ConfigError: The backend cannot be served.
+        UnknownNameError: There is no such HTTP dialect.
         ActionSpaceError: The wire protocol does not support the embodiment's action space.
     """
 
@@ -169,7 +172,8 @@ class ServedPolicy:
     seed: int = 0
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
-    libero: bool | None = None
+    http: HttpDialect | str | None = None
+    dialect: HttpDialect | None = field(init=False, repr=False)
     _embodiment: Embodiment = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -191,8 +195,7 @@ class ServedPolicy:
             if travels.meaning == "pose_absolute"
             else travels
         )
-        if self.libero is None:
-            self.libero = self._embodiment.name == libero.DOMAIN
+        self.dialect = served_dialect(self.http, self._embodiment)
 
     @property
     def about(self) -> dict[str, str]:
@@ -212,13 +215,20 @@ class ServedPolicy:
         digest = self.backend.model_sha256
         return wire.encode_metadata(self._embodiment, self._space, digest, session.is_vllm)
 
-    def info(self) -> dict[str, Any]:
-        """Return what NVIDIA's LIBERO server says of itself; None is what a backend does not
-        tell.
-        """
+    @property
+    def _model(self) -> ServedModel:
         about = self.backend.info
-        name = f"strands-cosmos3 {__version__} {about.name}"
-        return libero.info(name, self.backend.model_sha256, self.seed, about.chunk_rows)
+        return ServedModel(
+            f"strands-cosmos3 {__version__} {about.name}",
+            self._embodiment,
+            self.seed,
+            about.chunk_rows,
+        )
+
+    def page(self, path: str) -> Mapping[str, Any]:
+        """Return what the HTTP dialect says at the path of one of its pages."""
+        assert self.dialect is not None
+        return self.dialect.pages[path](self._model, self.backend.model_sha256)
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the
@@ -271,12 +281,14 @@ class ServedPolicy:
 
     def _prepare(self, message: Message) -> _PendingInference | Answer:
         """The request in a frame, or the answer to one that asks for no inference."""
-        session = message.session
-        if isinstance(message.frame, Mapping):
-            rows = self.backend.info.chunk_rows
-            request = libero.decode_request(message.frame, self.seed, rows)
-            return _PendingInference(message.frame, session, Episode(), request)
-        if isinstance(message.frame, str):
+        session, dialect = message.session, self.dialect
+        if dialect is not None and isinstance(message.frame, Mapping):
+            return _PendingInference(
+                dialect.decode_request(message.frame, self._model),
+                Episode(),
+                lambda chunk, _: dialect.encode_reply(chunk),
+            )
+        if not isinstance(message.frame, bytes):
             raise WireFormatError("a request must be a binary msgpack frame, got text.")
         content = decode(message.frame, self.limits)
         if not isinstance(content, dict):
@@ -294,7 +306,7 @@ class ServedPolicy:
         episode = session.episode(name)
         episode.started_s = None
         episode.calls = 0
-        reply = wire.reset_reply(session.bare and session.protocol == "openpi")
+        reply = wire.reset_reply(session.bare and not session.is_vllm)
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
     def _pending(self, message: Mapping[str, Any], session: Session) -> _PendingInference:
@@ -315,7 +327,13 @@ class ServedPolicy:
         )
         if not episode.calls and (remark := wire.doubtful_composite(request)):
             logger.warning("%s", remark)
-        return _PendingInference(message, session, episode, request)
+
+        def encode_reply(chunk: ActionChunk, infer_s: float) -> bytes:
+            times_ms = infer_s * 1e3, session.previous_total_ms
+            reply = wire.encode_reply(chunk, request, message, times_ms, session.bare)
+            return encode(reply, self.limits)
+
+        return _PendingInference(request, episode, encode_reply)
 
     def _infer(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         started_s = time.monotonic()
@@ -334,19 +352,12 @@ class ServedPolicy:
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
         answers = [
-            self._reply(item, chunk, infer_s) for item, chunk in zip(pending, chunks, strict=True)
+            Answer(item.encode_reply(chunk, infer_s), "ok", infer_s)
+            for item, chunk in zip(pending, chunks, strict=True)
         ]
         for item in pending:
             item.episode.calls += 1
         return answers
-
-    def _reply(self, pending: _PendingInference, chunk: ActionChunk, infer_s: float) -> Answer:
-        session = pending.session
-        if session.protocol == "libero":
-            return Answer(libero.encode_reply(chunk), "ok", infer_s)
-        times_ms = infer_s * 1e3, session.previous_total_ms
-        reply = wire.encode_reply(chunk, pending.request, pending.message, times_ms, session.bare)
-        return Answer(encode(reply, self.limits), "ok", infer_s)
 
     def _some_message(self) -> dict[str, Any]:
         """A synthetic request: gray pictures and an arm at rest."""

@@ -24,12 +24,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
 from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
-from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.connection import limit_frames
 from strands_cosmos3.serving.http_server import JSON, HttpProtocol, Reply, RequestHead, serve_http
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.places import Place, Places, Tally
+from strands_cosmos3.serving.routes import is_json
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.server_websocket import ServerWebSocket
@@ -79,7 +79,7 @@ class PolicyServer:
             "%d times so far no connection could be accepted, for the process has too many open "
             "files; raise its limit (ulimit -n), or lower --max-clients."
         )
-        self._libero = bool(self._policies[0].libero)
+        self._dialect = self._policies[0].dialect
         self._requests: set[asyncio.Task[Any]] = set()  # plain HTTP requests under way
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
@@ -267,12 +267,11 @@ class PolicyServer:
 
     def _info(self, head: RequestHead) -> Reply:
         """The reply to any other plain GET request."""
-        if not self._libero or head.path not in ("/", libero.INFO):
+        if self._dialect is None or head.path not in self._dialect.pages:
             return self._websockets_only()
         if "Origin" in head.headers:
             return self._no_web_pages()
-        status = {"status": "ok"} if head.path == "/" else self._policies[0].info()
-        return Reply(HTTPStatus.OK, json.dumps(status), JSON)
+        return Reply(HTTPStatus.OK, json.dumps(self._policies[0].page(head.path)), JSON)
 
     def _authenticate(self, head: RequestHead) -> Reply | None:
         if self._tokens is None or self._tokens.client_of(head.headers) is not None:
@@ -301,7 +300,7 @@ class PolicyServer:
         return Reply(status, text, headers)
 
     def _check_http_request(self, head: RequestHead) -> Reply | None:
-        """Answer a request without a body; None for a LIBERO request whose body may be read."""
+        """Answer a request without a body; None for a dialect's request whose body may be read."""
         match head.method:
             case "GET" | "HEAD":
                 return self._get(head) or self._info(head)
@@ -318,13 +317,12 @@ class PolicyServer:
             return refusal
         if "Origin" in head.headers:
             return self._no_web_pages()
-        if not self._libero:
+        if self._dialect is None:
             return self._websockets_only()
-        if head.path not in ("/", libero.PREDICT, libero.PREDICT_BATCH):
-            return self._refused(
-                HTTPStatus.NOT_FOUND, f"There are {libero.PREDICT} and {libero.PREDICT_BATCH}.\n"
-            )
-        if not libero.is_json(
+        if head.path not in self._dialect.routes:
+            paths = " and ".join(self._dialect.paths)
+            return self._refused(HTTPStatus.NOT_FOUND, f"There are {paths}.\n")
+        if not is_json(
             head.headers.get_all("Content-Type"), head.headers.get_all("Content-Encoding")
         ):
             text = "Content-Type must be application/json, in UTF-8 and not compressed.\n"
@@ -339,7 +337,7 @@ class PolicyServer:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Handle a connection that is no WebSocket. A LIBERO request counts as a client."""
+        """Handle a connection that is no WebSocket. A dialect's request counts as a client."""
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
@@ -359,33 +357,34 @@ class PolicyServer:
                 reader,
                 writer,
                 check_request,
-                partial(self._predict, connection.address),
+                partial(self._post, connection.address),
                 self.config.body_s,
                 self._policies[0].limits.max_bytes,
             )
 
-    async def _predict(
+    async def _post(
         self, address: str, head: RequestHead, body: bytes, left: asyncio.Future[None]
     ) -> Reply | None:
-        """Answer a LIBERO request; None if the client leaves first."""
+        """Answer a request of the HTTP dialect; None if the client leaves first."""
+        assert self._dialect is not None
         arrived = time.monotonic()
-        batch = head.path == libero.PREDICT_BATCH
+        route = self._dialect.routes[head.path]
         self.metrics.received_bytes += len(body)
         try:
-            items = await asyncio.to_thread(libero.items_of, body, batch)
+            items = await asyncio.to_thread(route.read_items, body)
         except WireFormatError as error:
             self.metrics.requests["error"] += 1
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
         name = self._owner(head.headers) or address
-        messages = [Message(item, Session("libero"), arrived) for item in items]
+        messages = [Message(item, Session(), arrived) for item in items]
         async with self._answered(name, left, messages) as answers:
             if answers is None:
                 return None
-            frames = [str(answer.frame) for answer in answers]
-            if errors := [str(answer.frame) for answer in answers if answer.failed]:
-                text = libero.encode_error(errors[0], batch)
+            failed = next((answer for answer in answers if answer.failed), None)
+            if failed is None:
+                text = route.join_replies([str(answer.frame) for answer in answers])
             else:
-                text = libero.encode_batch(frames) if batch else frames[0]
+                text = route.encode_error(str(failed.frame))
             self.metrics.sent_bytes += len(text)
             return Reply(HTTPStatus.OK, text, JSON)
 
@@ -404,8 +403,7 @@ class PolicyServer:
         """Handle a connection: send metadata, then answer each request until either side closes."""
         assert isinstance(client, ServerWebSocket)
         assert client.request is not None
-        vllm = client.request.path.partition("?")[0] == VLLM_PATH
-        session = Session("vllm-omni" if vllm else "openpi")
+        session = Session(is_vllm=client.request.path.partition("?")[0] == VLLM_PATH)
         place = client.place
         left = asyncio.ensure_future(client.wait_closed())
         try:

@@ -146,8 +146,6 @@ class Dialect:
     numbered_from_zero: bool = False  # the exterior cameras are 0 and 1 instead of 1 and 2
     sampling: bool = False  # requests may have vLLM-Omni's noise seed and number of denoising steps
     path: str = ""  # of the server, if its address has none
-    # NVIDIA's LIBERO protocol (serving.libero), which shares nothing with the others
-    http: bool = False
 
 
 ROBOLAB = Dialect("robolab", extensions=True)
@@ -156,7 +154,6 @@ DIALECTS: Mapping[str, Dialect] = {
     "openpi": replace(ROBOLAB, name="openpi"),
     "vllm-omni": Dialect("vllm-omni", endpoint=True, sampling=True, path=VLLM_PATH),
     "roboarena": Dialect("roboarena", endpoint=True, numbered_from_zero=True),
-    "libero": Dialect("libero", http=True),
 }
 
 

@@ -31,6 +31,6 @@ backend = Echo(work)
 backend.info = replace(backend.info, requires_images=how == "look")
 # a process that is watched for its memory must not collect pictures
 backend.requests = deque(maxlen=1)
-server = PolicyServer(ServedPolicy(backend, libero=True), ServerConfig(port=0, grace_s=grace))
+server = PolicyServer(ServedPolicy(backend, http="libero"), ServerConfig(port=0, grace_s=grace))
 server.run(ready=lambda server: print(server.port, flush=True))
 print("bye", flush=True)

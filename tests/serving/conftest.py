@@ -26,7 +26,7 @@ def serve() -> Iterator[Callable[..., PolicyServer]]:
         embodiment: str = "droid",
         **config: Any,
     ) -> PolicyServer:
-        own = {name: config.pop(name, None) for name in ("warm_up_message", "libero")}
+        own = {name: config.pop(name, None) for name in ("warm_up_message", "http")}
         policy = ServedPolicy(backend or Echo(), embodiment, action_space, **own)
         server = PolicyServer(policy, ServerConfig(**{"port": 0, "grace_s": 5.0, **config}))
         server.__enter__()

@@ -48,7 +48,7 @@ def test_a_seed_that_no_generator_takes_is_refused_by_name(protocol, seed):
     (answer,) = answers(
         ServedPolicy(backend, "droid", "joint_pos"),
         observation(**{key: seed}),
-        sessions=[Session(protocol)],
+        sessions=[Session(is_vllm=protocol == "vllm-omni")],
     )
     assert answer.failed
     assert answer.frame.startswith(("InputError: ", "ShapeError: "))
@@ -87,7 +87,7 @@ def test_a_backend_is_asked_for_as_many_rows_as_it_answers(rows):
     sent |= {"prompt": "put the soup in the basket", "domain_name": "libero"}
     policy.answer([Message(sent, Session(), 0.0)])
     assert [asked.n_rows for asked in backend.requests] == [rows or 16]
-    assert policy.info()["action_chunk_size"] == (rows or 16)
+    assert policy.page("/info")["action_chunk_size"] == (rows or 16)
     backend = Echo()
     backend.info = replace(Echo.info, chunk_rows=rows)
     answers(ServedPolicy(backend, "droid", "joint_pos"), observation())
@@ -267,7 +267,7 @@ def test_a_float_or_channel_first_picture_is_refused_with_the_line_that_converts
 @pytest.mark.parametrize("protocol", ["openpi", "vllm-omni"])
 @pytest.mark.parametrize("names", [("l", "r"), (0, 1), ("", "second")])
 def test_interleaved_sessions_have_a_count_a_clock_and_a_reset_each(protocol, names):
-    backend, session = Echo(), Session(protocol)
+    backend, session = Echo(), Session(is_vllm=protocol == "vllm-omni")
     policy = ServedPolicy(backend, "droid", "joint_pos")
 
     def ask(name, **more):

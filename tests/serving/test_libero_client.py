@@ -19,7 +19,7 @@ from helpers.serving import libero_request, request, until
 from strands_cosmos3 import load_action_stats
 from strands_cosmos3.actions.stats import denormalize_chunk
 from strands_cosmos3.backends import make_backend
-from strands_cosmos3.backends.service import LiberoServiceBackend
+from strands_cosmos3.backends.service import HttpServiceBackend
 from strands_cosmos3.errors import (
     BackendError,
     ConfigError,
@@ -33,6 +33,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.policy.cosmos3 import Cosmos3Policy
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.http_client import HttpPolicyClient
+from strands_cosmos3.serving.libero import LIBERO
 
 pytestmark = pytest.mark.usefixtures("few_collected")
 PROMPT = (
@@ -61,11 +62,10 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def service(port: int, fault: str = "", **config) -> LiberoServiceBackend:
+def service(port: int, fault: str = "", **config) -> HttpServiceBackend:
     address = f"http://127.0.0.1:{port}/{fault}"
-    return LiberoServiceBackend(
-        HttpPolicyClient(ClientConfig(address, **config), sleep=lambda s: None)
-    )
+    client = HttpPolicyClient(ClientConfig(address, **config), sleep=lambda s: None)
+    return HttpServiceBackend(client, LIBERO)
 
 
 def test_a_request_and_its_chunk_mean_what_nvidia_s_server_means(server: Server):
@@ -165,10 +165,9 @@ def test_nobody_there_is_unavailable():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     pauses: list[float] = []
-    backend = LiberoServiceBackend(
-        HttpPolicyClient(ClientConfig("127.0.0.1", port, attempts=3), sleep=pauses.append)
-    )
-    with pytest.raises(ServiceUnavailableError, match="3 attempts"):
+    client = HttpPolicyClient(ClientConfig("127.0.0.1", port, attempts=3), sleep=pauses.append)
+    backend = HttpServiceBackend(client, LIBERO)
+    with pytest.raises(ServiceUnavailableError, match=r"3 attempts.* serve --http libero --port"):
         backend.infer(libero_request())
     assert pauses == [0.1, 0.2]
 

@@ -19,17 +19,19 @@ from test_server import TOKEN, ask, dial, get
 
 from helpers.serving import LIBERO, Several, libero_request, observation, until
 from helpers.transcripts import exchange_http
-from strands_cosmos3.backends.service import LiberoServiceBackend
+from strands_cosmos3.backends.service import HttpServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
 from strands_cosmos3.observe.prompts import libero_client_prompt
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig
 from strands_cosmos3.serving.http_client import HttpPolicyClient
+from strands_cosmos3.serving.routes import ServedModel
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.types import ActionChunk
 
 JSON = {"Content-Type": "application/json"}
 GOOD = libero.encode_request(libero_request())
+MODEL = ServedModel("a server", LIBERO, 0)
 
 
 def post(port: int, said: object, path: str = "/predict", **headers: str) -> tuple[int, object]:
@@ -53,13 +55,14 @@ def png(height: int, width: int, mode: str = "RGB", kind: str = "PNG") -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def service(port: int, **config) -> LiberoServiceBackend:
-    return LiberoServiceBackend(HttpPolicyClient(ClientConfig("127.0.0.1", port, **config)))
+def service(port: int, **config) -> HttpServiceBackend:
+    client = HttpPolicyClient(ClientConfig("127.0.0.1", port, **config))
+    return HttpServiceBackend(client, libero.LIBERO)
 
 
 def test_our_client_s_request_arrives_and_the_chunk_comes_back(serve):
     backend = Several()
-    server = serve(backend, libero=True)
+    server = serve(backend, http="libero")
     sent, client = libero_request(), service(server.port)
     chunk = client.infer(sent)
     got = backend.requests[-1]
@@ -87,8 +90,8 @@ def test_our_client_s_request_arrives_and_the_chunk_comes_back(serve):
 
 
 def test_a_libero_policy_answers_without_being_told():
-    assert ServedPolicy(Several(), "libero").libero
-    assert not ServedPolicy(Several(), "droid").libero
+    assert ServedPolicy(Several(), "libero").dialect is libero.LIBERO
+    assert ServedPolicy(Several(), "droid").dialect is None
 
 
 def test_a_video_and_own_quantiles_are_sent(serve):
@@ -101,7 +104,7 @@ def test_a_video_and_own_quantiles_are_sent(serve):
                 np.zeros((16, 10)), request.action_space, LIBERO, video=video, quantiles=own
             )
 
-    _, said = post(serve(Films(), libero=True).port, GOOD)
+    _, said = post(serve(Films(), http="libero").port, GOOD)
     np.testing.assert_allclose(said["action"], np.ones((16, 10)))
     assert [libero._from_png(frame, "video")[0, 0, 0] for frame in said["video"]] == [7, 7]
 
@@ -110,7 +113,9 @@ def test_a_video_and_own_quantiles_are_sent(serve):
     "text", [f"data:image/png;base64,{png(8, 16)}", "\n ".join(png(8, 16)), png(8, 16).rstrip("=")]
 )
 def test_base64_is_read_as_loosely_as_nvidia_s_server_reads_it(text: str):
-    assert libero.decode_request({**GOOD, "image": text, "image_size": 8}, 0).composite.shape == (
+    assert libero.decode_request(
+        {**GOOD, "image": text, "image_size": 8}, MODEL
+    ).composite.shape == (
         8,
         16,
         3,
@@ -119,7 +124,7 @@ def test_base64_is_read_as_loosely_as_nvidia_s_server_reads_it(text: str):
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "P", "1", "I;16"])
 def test_a_png_of_any_kind_becomes_rgb_of_the_wanted_height(mode: str):
-    assert libero.decode_request({**GOOD, "image": png(64, 128, mode)}, 0).composite.shape == (
+    assert libero.decode_request({**GOOD, "image": png(64, 128, mode)}, MODEL).composite.shape == (
         256,
         512,
         3,
@@ -131,7 +136,7 @@ def test_a_png_of_sixteen_bits_keeps_its_brightness():
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     image = base64.b64encode(buffer.getvalue()).decode()
-    got = libero.decode_request({**GOOD, "image": image, "image_size": 64}, 0).composite
+    got = libero.decode_request({**GOOD, "image": image, "image_size": 64}, MODEL).composite
     np.testing.assert_array_equal(got, np.repeat(pixels[..., None] >> 8, 3, axis=2))
 
 
@@ -140,7 +145,7 @@ def test_the_server_scales_a_picture_as_pil_does():
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     got = libero.decode_request(
-        {**GOOD, "image": base64.b64encode(buffer.getvalue()).decode(), "image_size": 50}, 0
+        {**GOOD, "image": base64.b64encode(buffer.getvalue()).decode(), "image_size": 50}, MODEL
     ).composite
     want = np.asarray(Image.fromarray(pixels).resize((100, 50), Image.Resampling.BILINEAR))
     assert np.abs(got.astype(int) - want).max() <= 1
@@ -187,7 +192,7 @@ def module_server():
     from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 
     with PolicyServer(
-        ServedPolicy(Several(), "droid", libero=True), ServerConfig(port=0)
+        ServedPolicy(Several(), "droid", http="libero"), ServerConfig(port=0)
     ) as server:
         yield server
 
@@ -331,7 +336,7 @@ def test_a_server_without_libero_refuses(serve):
 
 
 def test_a_token_is_wanted_before_a_body_is_read(serve):
-    port = serve(Several(), libero=True, token=TOKEN).port
+    port = serve(Several(), http="libero", token=TOKEN).port
     assert service(port, token=TOKEN).infer(libero_request()).action.shape == (16, 10)
     with pytest.raises(ServiceRefusedError, match="api_key"):
         service(port).infer(libero_request())
@@ -341,7 +346,7 @@ def test_a_token_is_wanted_before_a_body_is_read(serve):
 
 
 def test_slow_bodies_are_cut_off_and_keep_nobody_out(serve):
-    server = serve(Several(), libero=True, body_s=2.0, max_clients=16)
+    server = serve(Several(), http="libero", body_s=2.0, max_clients=16)
     held = [socket.create_connection(("127.0.0.1", server.port), timeout=5) for _ in range(8)]
     for one in held:
         one.sendall(raw(*START, "Content-Length: 1000", body=b"{"))
@@ -355,7 +360,7 @@ def test_slow_bodies_are_cut_off_and_keep_nobody_out(serve):
 
 
 def test_more_clients_than_places_are_turned_away(serve):
-    server = serve(Several(), libero=True, max_clients=1)
+    server = serve(Several(), http="libero", max_clients=1)
     with dial(server.port):
         assert post(server.port, GOOD)[0] == 503
     until(lambda: server.metrics.clients == 0)
@@ -370,7 +375,7 @@ def test_a_client_that_leaves_is_not_inferred_for(serve):
             begun.set()
             gate.wait(10)
 
-    server = serve(Several(hang), libero=True)
+    server = serve(Several(hang), http="libero")
     waiting = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
     body = json.dumps(GOOD).encode()
     for one in waiting:
@@ -389,7 +394,7 @@ def test_a_client_that_leaves_is_not_inferred_for(serve):
 def test_a_stopping_server_answers_what_it_has_and_takes_no_more(serve):
     gate = threading.Event()
     server = serve(
-        Several(lambda request: request.embodiment is LIBERO and gate.wait(10)), libero=True
+        Several(lambda request: request.embodiment is LIBERO and gate.wait(10)), http="libero"
     )
     with socket.create_connection(("127.0.0.1", server.port)) as silent:
         answers: list[tuple[int, object]] = []
@@ -411,7 +416,7 @@ def test_what_must_not_be_sent_is_an_error(serve):
                 return super().infer(request)
             return ActionChunk(np.full((16, 10), np.nan), request.action_space, LIBERO)
 
-    server = serve(Wild(), libero=True)
+    server = serve(Wild(), http="libero")
     status, said = post(server.port, GOOD)
     assert (status, said["action"]) == (200, [])
     assert "finite" in said["error"]

@@ -86,7 +86,7 @@ def test_isaaclab_arena_s_client_is_served(serve, peer: str):  # noqa: F811
 
 def test_nvidia_s_libero_client_is_served(serve, peer: str):  # noqa: F811
     folder, transcript = source("COSMOS_FRAMEWORK", "simulation/libero/closed_loop_eval")
-    with recorded_http(serve(Several(), libero=True).port, transcript) as port:
+    with recorded_http(serve(Several(), http="libero").port, transcript) as port:
         out = run(peer, "libero_calls.py", folder, PACKAGES, port)
     said = [json.loads(line) for line in out.splitlines()]
     assert said[0] == {"width": 10}

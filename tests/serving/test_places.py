@@ -71,7 +71,7 @@ def test_a_token_that_shakes_hands_many_times_at_once_leaves_the_other_one_its_p
 
 
 def test_requests_over_http_and_handshakes_share_the_places(serve):
-    server = serve(libero=True, max_clients=6, body_s=5.0)
+    server = serve(http="libero", max_clients=6, body_s=5.0)
     with ExitStack() as held:
         for _ in range(4):  # their bodies do not come
             held.enter_context(raw(server.port, POST + "\r\n"))

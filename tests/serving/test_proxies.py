@@ -17,7 +17,8 @@ from strands_cosmos3 import create_policy
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.errors import ConfigError, ServiceUnavailableError
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-from strands_cosmos3.serving.http_client import HttpPolicyClient
+from strands_cosmos3.serving.http_client import HttpPolicyClient, Post
+from strands_cosmos3.serving.libero import LIBERO
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 
@@ -130,9 +131,11 @@ def test_servers_of_no_proxy_are_called_directly(serve, proxied, monkeypatch, ex
 def test_tls_has_a_proxy_of_its_own_and_its_refusal_is_named(proxied, host):
     other, proxy = proxied("HTTP_PROXY", 1), proxied("HTTPS_PROXY", 1, refuses=True)
     config = ClientConfig(host, attempts=1)
-    client = HttpPolicyClient(config) if host.startswith("https") else PolicyClient(config)
+    over_http = host.startswith("https")
+    client = HttpPolicyClient(config) if over_http else PolicyClient(config)
+    message = Post(LIBERO, "/predict", {}, lambda info: None) if over_http else {}
     with pytest.raises(ServiceUnavailableError, match=r"through the proxy 127.* 403 Forbidden"):
-        client.exchange({}, lambda reply: reply)
+        client.exchange(message, lambda reply: reply)
     assert proxy.seen == ["CONNECT gpu.invalid:443"]
     assert not other.seen
 

@@ -46,7 +46,7 @@ def test_it_serves_a_recording_with_a_token_from_the_environment_and_stops_on_si
         "0",
     ]
     process = subprocess.Popen(
-        [*command, "--libero"],
+        [*command, "--http", "libero"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

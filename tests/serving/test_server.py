@@ -33,7 +33,8 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode
-from strands_cosmos3.serving.http_client import HttpPolicyClient
+from strands_cosmos3.serving.http_client import HttpPolicyClient, Post
+from strands_cosmos3.serving.libero import LIBERO
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.serving.server_config import Tokens
@@ -564,12 +565,15 @@ def test_tls_is_spoken_with_a_certificate(serve, certificate, monkeypatch):
     client.close()
 
 
-@pytest.mark.parametrize("client", [PolicyClient, HttpPolicyClient])
-def test_a_server_that_cannot_be_trusted_has_a_typed_error(serve, certificate, client):
+@pytest.mark.parametrize(
+    ("client", "message"),
+    [(PolicyClient, {}), (HttpPolicyClient, Post(LIBERO, "/predict", {}, lambda info: None))],
+)
+def test_a_server_that_cannot_be_trusted_has_a_typed_error(serve, certificate, client, message):
     scheme = "wss" if client is PolicyClient else "https"
     port = serve(tls_cert=certificate[0], tls_key=certificate[1]).port
     with pytest.raises(ServiceUnreadableError, match=r"certificate verify failed.*SSL_CERT_FILE"):
-        client(ClientConfig(f"{scheme}://127.0.0.1:{port}")).exchange({}, dict)
+        client(ClientConfig(f"{scheme}://127.0.0.1:{port}")).exchange(message, dict)
     with socket.create_server(("127.0.0.1", 0)) as plain:
 
         def answer() -> None:
@@ -580,7 +584,7 @@ def test_a_server_that_cannot_be_trusted_has_a_typed_error(serve, certificate, c
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(ServiceUnreadableError, match="no TLS"):
             client(ClientConfig(f"{scheme}://127.0.0.1:{plain.getsockname()[1]}")).exchange(
-                {}, dict
+                message, dict
             )
 
 

@@ -75,7 +75,7 @@ def test_our_server_answers_a_recorded_client_as_it_did(serve, name: str):
 
 
 def test_one_server_answers_all_recorded_clients_at_once(serve):
-    server = serve(Several(), libero=True)
+    server = serve(Several(), http="libero")
     replays = [(name, replay_client) for name in CLIENTS] + [(LIBERO, replay_http_client)]
     with ThreadPoolExecutor() as pool:
         answers = {

@@ -186,7 +186,7 @@ def test_a_server_that_stops_says_so_to_http_clients(serve, caplog, part: str):
     gate = threading.Event()
     server = serve(
         Several(lambda asked: asked.embodiment is LIBERO and gate.wait(20)),
-        libero=True,
+        http="libero",
         grace_s=0.2,
     )
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
