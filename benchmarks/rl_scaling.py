@@ -21,9 +21,9 @@ import numpy as np
 import tyro
 
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.evaluation.cluster import cluster
-from strands_cosmos3.evaluation.crew import Crew
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.fleet.actor_pool import ActorPool
+from strands_cosmos3.fleet.cluster import cluster
 from strands_cosmos3.training.rl.exploration import Exploration
 from strands_cosmos3.training.rl.rollout import RolloutWorker
 
@@ -157,11 +157,11 @@ class Measure:
         rates = list[float]()
         for workers in (1, 2):
             make = partial(RolloutWorker, settings)
-            with cluster(None, workers), Crew(make, workers, settings.episode_timeout) as crew:
-                crew.results("warm", "explore", 2 * workers * [(plan[0], how, 0)], 0)
+            with cluster(None, workers), ActorPool(make, workers, settings.episode_timeout) as pool:
+                pool.results("warm", "explore", 2 * workers * [(plan[0], how, 0)], 0)
                 started_s = time.monotonic()
                 calls = [(assignment, how, k) for k, assignment in enumerate(plan)]
-                crew.results("measured", "explore", calls, 0)
+                pool.results("measured", "explore", calls, 0)
                 rates.append(60 * len(plan) / (time.monotonic() - started_s))
             print(f"{workers} workers: {rates[-1]:.1f} episodes a minute")
         print(f"two workers are {rates[1] / rates[0]:.2f} times one")

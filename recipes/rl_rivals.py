@@ -30,12 +30,12 @@ from strands_cosmos3.backends.base import Backend, WrappedBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.commands.demos import Demos
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.evaluation.cluster import cluster
-from strands_cosmos3.evaluation.crew import Crew
 from strands_cosmos3.evaluation.plan import Assignment, Condition, hashed
 from strands_cosmos3.evaluation.policies import PolicySource
 from strands_cosmos3.evaluation.settings import Settings, make_settings
 from strands_cosmos3.evaluation.statistics import rate_of
+from strands_cosmos3.fleet.actor_pool import ActorPool
+from strands_cosmos3.fleet.cluster import cluster
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.options import PostConfig
@@ -235,38 +235,38 @@ class Offset(Rival):
         make = partial(OffsetWorker, settings)
         with (
             cluster(None, self.workers),
-            Crew(make, self.workers, settings.episode_timeout) as crew,
+            ActorPool(make, self.workers, settings.episode_timeout) as pool,
         ):
             while state["seconds"] < 3600 * self.budget and (
                 self.until is None or len(state["success"]) < self.until
             ):
-                self._iterate(crew, state)
+                self._iterate(pool, state)
                 write_json(path, state)
                 print(len(state["success"]), state["success"][-1], state["offsets"][-1])
-            self._measure(crew, state)
+            self._measure(pool, state)
 
-    def _iterate(self, crew: Crew, state: dict[str, Any]) -> None:
+    def _iterate(self, pool: ActorPool, state: dict[str, Any]) -> None:
         started_s, i = time.monotonic(), len(state["success"])
         config, offset = self.learning, np.array(state["offsets"][-1])
         how = Exploration(
             config.pairs, config.shift_cm / 100, np.deg2rad(config.turn_deg), config.grasp
         )
-        crew.publish(i + 1, {"offset": offset})
+        pool.publish(i + 1, {"offset": offset})
         seed = hashed(_SCENES, i)
         plan = self.settings(seeds=self.episodes, seed=seed).plan()
         calls = [(assignment, how, seed + k) for k, assignment in enumerate(plan)]
-        results = crew.results(i, "improvement", calls, i + 1)
+        results = pool.results(i, "improvement", calls, i + 1)
         step = _STEP * np.mean([better for better, _ in results], axis=0)
         state["offsets"].append((offset + step).tolist())
         state["success"].append(float(np.mean([success for _, success in results])))
         state["seconds"] += time.monotonic() - started_s
 
-    def _measure(self, crew: Crew, state: dict[str, Any]) -> None:
+    def _measure(self, pool: ActorPool, state: dict[str, Any]) -> None:
         latest = np.mean(state["offsets"][-10:], axis=0)  # single steps are noisy
         version = len(state["success"]) + 1
-        crew.publish(version, {"offset": latest})
+        pool.publish(version, {"offset": latest})
         plan = self.settings(seeds=self.seeds, duration=20.0).plan()
-        records = crew.results("run", "run", [(assignment,) for assignment in plan], version)
+        records = pool.results("run", "run", [(assignment,) for assignment in plan], version)
         rate = rate_of([bool(record["success"]) for record in records])
         write_json(self.out / "success.json", {"offset": latest.tolist(), **rate})
         print(rate)

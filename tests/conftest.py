@@ -20,7 +20,7 @@ gc.disable()  # while modules are imported: a collection would walk all of torch
 
 TESTS = PurePosixPath("tests")
 GROUPS = {
-    "processes": ("parallel", "evaluation", "training/test_training_sharding.py"),
+    "processes": ("parallel", "evaluation", "fleet", "training/test_training_sharding.py"),
     "service": ("serving/test_faults.py", "serving/test_midchunk.py"),
     "oracle": (
         "engine/test_parity.py",

@@ -71,7 +71,8 @@ MAY_IMPORT = {
     "control": BASE | {"actions", "robots"},
     "engine": BASE | {"actions", "observe"},
     "parallel": BASE | {"actions", "observe", "engine"},
-    "serving": BASE | {"actions", "observe"},
+    "fleet": BASE | {"engine", "parallel"},
+    "serving": BASE | {"actions", "observe", "fleet"},
     "datasets": BASE | {"actions"},
     "backends": BASE | {"actions", "datasets", "observe", "engine", "parallel", "serving"},
     "policy": BASE | {"backends", "observe", "robots", "control", "engine", "parallel"},
@@ -79,8 +80,8 @@ MAY_IMPORT = {
     "view": SIMULATED | {"worlds"},
     "worlds": SIMULATED,
     "environments": SIMULATED | {"worlds"},
-    "evaluation": SIMULATED | {"engine", "parallel", "worlds"},
-    "training": SIMULATED | {"engine", "parallel", "environments", "evaluation", "worlds"},
+    "evaluation": SIMULATED | {"engine", "parallel", "fleet", "worlds"},
+    "training": SIMULATED | {"engine", "parallel", "fleet", "environments", "evaluation", "worlds"},
     "commands": BASE
     | {
         "actions",
@@ -115,7 +116,7 @@ HEAVY = {
     "pyarrow": {"datasets"},
     "viser": {"view"},
     "trimesh": {"view"},
-    "ray": {"evaluation"},
+    "ray": {"fleet"},
     "gymnasium": {"environments", "worlds"},
     "libero": {"worlds"},
     "strands_robots": set(),  # policy/providers.py loads it by its name
@@ -332,7 +333,7 @@ def test_no_broad_except_but_at_the_seams():
         "serving/worker.py",
         "control/loop.py",
         "parallel/rank.py",
-        "evaluation/cluster.py",
+        "fleet/cluster.py",
         "cli.py",
     }
     assert {name.split(":")[0] for name in broad} <= seams, broad

@@ -380,6 +380,7 @@ NEEDS_MORE = {
     "PolicyOptions.backend_with",  # called by Cosmos3Policy, with its arguments
     "PolicyOptions.once",
     "PolicyOptions.with_arguments",
+    "ParallelConfig.check_transformer",  # a checkpoint's config
     "ParallelConfig.join",  # other processes
     "Robot.judge_of",  # called by a session, with what it has checked
     "Robot.run_episode",

@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from strands_cosmos3.backends.model_input import as_path, resolve_device
 from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
+from strands_cosmos3.parallel.config import RankOptions
 from strands_cosmos3.parallel.group import RankTimeouts
 from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
@@ -48,7 +50,11 @@ class DistributedBackend(EngineBackend):
                 f"device {options.engine.device!r} is one GPU; ranks take one each: use "
                 "device='cuda', or 'cpu'."
             )
-        _check_gpus(device.type, parallel)
+        if device.type == "cuda" and torch.cuda.device_count() < parallel.ranks:
+            raise ConfigError(
+                f"{parallel} needs {parallel.ranks} GPUs, torch sees {torch.cuda.device_count()}. "
+                "Use smaller degrees, or device='cpu'."
+            )
         number, count = replica
         threads = (
             max(1, len(os.sched_getaffinity(0)) // (parallel.ranks * count)) if count > 1 else None
@@ -90,14 +96,3 @@ def replicas(
                     other.result().close()
             raise error
     return [future.result() for future in starting]
-
-
-def _check_gpus(kind: str, parallel: ParallelConfig) -> None:
-    import torch
-
-    if kind == "cuda" and torch.cuda.device_count() < parallel.ranks:
-        raise ConfigError(
-            f"tp_size={parallel.tp_size} x cfg_size={parallel.cfg_size} needs "
-            f"{parallel.ranks} GPUs, torch sees "
-            f"{torch.cuda.device_count()}. Use smaller degrees, or device='cpu'."
-        )

@@ -35,8 +35,8 @@ class ServedOptions(PolicyOptions):
     """The policy that is served."""
 
     backend: Literal["native", "distributed", "diffusers", "replay"] | None = None
-    """Where inference runs. None: replay with --trajectory, distributed with --tp or --cfg, else
-    native.
+    """Where inference runs. None: replay with --trajectory, distributed where degrees of
+    parallelism are given, else native.
     """
     chunk_rows: int | None = option(None, hidden=True)
     replan_rows: int | None = option(None, hidden=True)
@@ -56,9 +56,9 @@ class ServeCommand:
     """
 
     replicas: int | None = option(None, *ENGINE_BACKENDS)
-    """For native and distributed: processes (groups of tp x cfg) that infer side by side, each
-    with the weights; the default is 1. One that dies or hangs is replaced, and all connections
-    stay. With 0, native infers in the server's own process.
+    """For native and distributed: processes (groups of ranks) that infer side by side, each with
+    the weights; the default is 1. One that dies or hangs is replaced, and all connections stay.
+    With 0, native infers in the server's own process.
     """
     stalled_after: float = 600.0
     """For native and distributed: seconds without progress after which such a process is

@@ -16,22 +16,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import ray
+from typing import Any
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import Reply
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
-from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import Record, achieved
+from strands_cosmos3.fleet.cluster import Reply, machines_alive
+from strands_cosmos3.fleet.replicas import ReplicaPool, replica_engine
+from strands_cosmos3.fleet.worker_slots import MAX_ATTEMPTS, WorkerPool, WorkerSlot
 from strands_cosmos3.sim.interrupt import deferred_interrupt
-
-if TYPE_CHECKING:
-    from strands_cosmos3.evaluation.replica import ReplicaPool
 
 MAX_HANGS = 2
 _CHECK_AFTER_SILENCE_S = 5.0
@@ -39,11 +35,8 @@ _CHECK_AFTER_SILENCE_S = 5.0
 
 def simulator(settings: Settings, replica: Any) -> AssignmentRunner:
     """Make a simulator's robot and policy, in its process."""
-    if replica is None:
-        return AssignmentRunner(settings)
-    from strands_cosmos3.evaluation.replica import replica_engine
-
-    return AssignmentRunner(settings, replica_engine(settings, replica))
+    engine = None if replica is None else replica_engine(str(settings.policy.model), replica)
+    return AssignmentRunner(settings, engine)
 
 
 @dataclass
@@ -100,7 +93,7 @@ class _Job:
         return f"{'film of ' if self.film else ''}{self.assignment.label}"
 
 
-class Driver(Places):
+class Driver(WorkerPool):
     """Runs the episodes that are missing from a folder on a number of simulators.
 
     ``report`` is called several times a second with the progress.
@@ -157,7 +150,7 @@ class Driver(Places):
                 if phase != "running":
                     self.queue.extend(_Job(a, film=True) for a in self._missing_films())
                     progress.films_total = len(self.queue)
-                while self.queue or any(place.job for place in self.places):
+                while self.queue or any(slot.job for slot in self.slots):
                     if phase == "running" and self._busy_since_s is not None:
                         progress.busy_s = time.monotonic() - self._busy_since_s
                     self._start_missing()
@@ -174,20 +167,20 @@ class Driver(Places):
 
     def _start_missing(self) -> None:
         """Start as many workers as there are jobs, up to the number of all."""
-        jobs = len(self.queue) + sum(place.job is not None for place in self.places)
-        while len(self.places) < min(self.progress.workers_total, jobs):
-            self.places.append(Place(len(self.places)))
-            self.open(self.places[-1])
+        jobs = len(self.queue) + sum(slot.job is not None for slot in self.slots)
+        while len(self.slots) < min(self.progress.workers_total, jobs):
+            self.slots.append(WorkerSlot(len(self.slots)))
+            self.open(self.slots[-1])
 
     def request(self, job: _Job) -> tuple[Any, ...]:
         """Have an episode run or filmed."""
         return "film" if job.film else "run", (job.assignment,)
 
-    def opening(self, place: Place) -> Any:
+    def opening(self, slot: WorkerSlot) -> Any:
         """Have a simulator open, however long it takes: a replica may be loading."""
-        place.since_s = math.inf
-        replica = None if self.replicas is None else self.replicas.handle(place.number)
-        return place.actor.open.remote(partial(simulator, self.settings, replica))
+        slot.since_s = math.inf
+        replica = None if self.replicas is None else self.replicas.of_worker(slot.number)
+        return slot.actor.open.remote(partial(simulator, self.settings, replica))
 
     def _check_ray(self, replied: bool) -> None:
         """Raise if the cluster has no machine left; Ray itself would wait for another one
@@ -198,20 +191,20 @@ class Driver(Places):
             self._last_reply_s = now
         elif now - self._last_reply_s > _CHECK_AFTER_SILENCE_S:
             self._last_reply_s = now
-            if not any(node["Alive"] for node in ray.nodes()):
+            if not machines_alive():
                 raise EvaluationError(
                     "Ray's own processes died. Finished episodes are stored; --resume continues."
                 )
 
-    def took(self, place: Place, job: _Job | None, reply: Reply) -> None:
+    def on_reply(self, slot: WorkerSlot, job: _Job | None, reply: Reply) -> None:
         """Store what a simulator replies."""
         if reply.kind == "lost":
             if job is not None:
                 self._requeue(job)
                 self.progress.workers -= 1
-            place.pending = self.opening(place)
+            slot.pending = self.opening(slot)
         elif job is None:
-            place.opened(*reply.unwrap())
+            slot.opened(*reply.unwrap())
             self.progress.workers += 1
             self._busy_since_s = self._busy_since_s or time.monotonic()
         elif reply.kind == "error":
@@ -222,7 +215,7 @@ class Driver(Places):
             self._store_film(job.assignment, record, film)
         else:
             self.require_same(reply.value["model_sha256"])
-            reply.value["times"]["worker"] = place.number
+            reply.value["times"]["worker"] = slot.number
             self._store(job, reply.value)
 
     def require_same(self, model_sha256: str | None) -> None:
@@ -247,16 +240,16 @@ class Driver(Places):
             equal = all(stored.get(name) == value for name, value in without_times(record).items())
             self.folder.write_film(assignment, film, equal)
 
-    def died(self, place: Place) -> None:
+    def on_death(self, slot: WorkerSlot) -> None:
         """Queue the job of a worker that died again."""
         self.progress.worker_failures += 1
-        if place.job is not None:
+        if slot.job is not None:
             self.progress.workers -= 1
-            self._requeue(place.job)
+            self._requeue(slot.job)
 
-    def hung(self, place: Place) -> None:
+    def on_timeout(self, slot: WorkerSlot) -> None:
         """Queue the job of a worker that exceeds the time limit again, or store that it failed."""
-        job: _Job = place.job
+        job: _Job = slot.job
         self.progress.workers -= 1
         self.progress.hangs += 1
         job.hangs += 1

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.evaluation.cluster import cluster, joinable, require_gpus
 from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.policies import source_sha256
 from strands_cosmos3.evaluation.report import Report, make_report, write_report
 from strands_cosmos3.evaluation.settings import Settings
+from strands_cosmos3.fleet.cluster import cluster, joinable, require_gpus
+from strands_cosmos3.fleet.replicas import ReplicaPool
 
 _WORKERS_PER_REPLICA = 4
 """Simulators that keep one replica busy: while one waits for its chunk, the others move."""
@@ -40,7 +41,7 @@ def evaluate(
     Args:
         resume: Whether the folder may contain episodes.
         address: A running Ray cluster, as
-            :func:`~strands_cosmos3.evaluation.cluster.joinable` takes it; None starts Ray here.
+            :func:`~strands_cosmos3.fleet.cluster.joinable` takes it; None starts Ray here.
         progress: Called several times a second.
         facts: Further facts for the report, e.g. versions.
         dynamics: Computes figures of dynamics, if the settings have clips and the folder has no
@@ -86,21 +87,20 @@ def check_model(settings: Settings, verify: bool = False) -> str | None:
         ConfigError: The checkpoint cannot be divided so, or the policy cannot be imported.
     """
     model = settings.policy.model
-    topology = settings.topology
+    sharded = settings.topology.replicas
     if settings.policy.policy is not None:
         return source_sha256(settings.policy.policy)
-    if model is None or not (verify or topology.replicas or Path(model).is_dir()):
+    if model is None or not (verify or sharded or Path(model).is_dir()):
         return None  # a hub repository is read by whoever loads it
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.engine.formats.acting import require_domain
-    from strands_cosmos3.parallel.mesh import require_tp_size
 
     checkpoint = Checkpoint.open(locate(model))
     require_domain(checkpoint, get_embodiment(settings.embodiment))
     if verify:
         checkpoint.read_anew()
-    if topology.replicas:
-        require_tp_size(checkpoint.config, topology.tp_size)
+    if sharded:
+        settings.policy.parallel.check_transformer(checkpoint.config)
     return settings.policy.engine.answers_digest(checkpoint.digest)
 
 
@@ -135,9 +135,8 @@ def _run(driver: Driver, address: str | None, workers: int) -> None:
     with cluster(address, workers + topology.ranks) as gpus, ExitStack() as stack:
         require_gpus(gpus, topology.num_gpus, address)
         if topology.replicas:
-            from strands_cosmos3.evaluation.replica import ReplicaPool
-
-            driver.replicas = ReplicaPool(driver.settings)
+            policy = driver.settings.policy
+            driver.replicas = ReplicaPool(str(policy.model), topology, policy.engine)
             stack.callback(driver.replicas.close)
         stack.enter_context(driver)
         driver.run()

@@ -151,7 +151,7 @@ def repeat_command(settings: Settings, assignment: Assignment) -> str | None:
         else assignment.noise_seed(settings.noise_seed),
         "video": "again.mp4",
     }
-    options |= {"backend": "distributed"} if topology.ranks_per_replica > 1 else {}
+    options |= {"backend": "distributed"} if policy.parallel.ranks > 1 else {}
     flags = [
         f"--{name.replace('_', '-')}" + ("" if value is True else f" {shlex.quote(str(value))}")
         for name, value in options.items()

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ from strands_cosmos3.evaluation.policy_settings import (
     POLICY_OPTIONS,
     PolicySettings,
 )
+from strands_cosmos3.fleet.topology import Topology
 from strands_cosmos3.options import MODEL_BACKENDS, require_heeded, with_options
-from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.parallel.config import DEGREES, ParallelConfig
 from strands_cosmos3.policy.preflight import borrowed
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.tables import read_toml
@@ -45,84 +46,6 @@ _MOST = 1_000_000  # episodes of a task and condition: all are planned before th
 DEFAULT_SEEDS = 100
 """Episodes of each task and condition, unless the world has official starts."""
 _DIALECT_OF_EMBODIMENT: Mapping[str, str] = {"libero": "libero"}
-
-
-@dataclass(frozen=True)
-class Topology:
-    """GPUs divided into replicas of one model.
-
-    A replica is a group of ``tp_size * cfg_size`` ranks with one GPU each. Without GPUs, a model
-    that is not split runs inside each worker; one that is split runs in ``total_shard`` (default 1)
-    groups of CPU processes. With GPUs ``total_shard`` is the expected number of replicas, which is
-    checked.
-
-    Raises:
-        ConfigError: The GPUs do not divide evenly, or ``total_shard`` differs; the message names
-            valid values.
-        InputError: A number is out of range.
-    """
-
-    num_gpus: int = 0
-    tp_size: int = 1
-    cfg_size: int = 1
-    total_shard: int | None = None
-
-    def __post_init__(self) -> None:
-        ParallelConfig(self.tp_size, self.cfg_size)  # raises for invalid degrees
-        whole_number(self.num_gpus, "num_gpus", 0)
-        if self.total_shard is not None:
-            whole_number(self.total_shard, "total_shard", 1)
-        replicas, left = divmod(self.num_gpus, self.ranks_per_replica)
-        if left:
-            raise ConfigError(
-                f"num_gpus={self.num_gpus} does not divide into replicas of tp={self.tp_size} x "
-                f"cfg={self.cfg_size} = {self.ranks_per_replica}; {left} would stay "
-                f"idle. {self._remedy()}"
-            )
-        if self.num_gpus and self.total_shard not in (None, replicas):
-            raise ConfigError(
-                f"total_shard={self.total_shard} contradicts num_gpus={self.num_gpus} / "
-                f"(tp={self.tp_size} x cfg={self.cfg_size}) = {replicas}. Leave total_shard out, "
-                f"or use num_gpus={(self.total_shard or 0) * self.ranks_per_replica}."
-            )
-
-    def _remedy(self) -> str:
-        size = self.ranks_per_replica
-        n = self.num_gpus
-        numbers = [
-            f"num_gpus={gpus}" for gpus in (n // size * size, (n // size + 1) * size) if gpus
-        ]
-        sizes = [str(tp) for tp in range(1, n + 1) if n % (tp * self.cfg_size) == 0]
-        others = f", or with cfg={self.cfg_size} tp={' or '.join(sizes)}" if sizes else ""
-        return f"Use {' or '.join(numbers)}{others}."
-
-    @property
-    def ranks_per_replica(self) -> int:
-        """Number of ranks of one replica."""
-        return self.tp_size * self.cfg_size
-
-    @property
-    def replicas(self) -> int:
-        """Number of replicas that workers share; 0 if every worker has a policy of its own."""
-        if self.num_gpus:
-            return self.num_gpus // self.ranks_per_replica
-        return self.total_shard or (1 if self.ranks_per_replica > 1 else 0)
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks of all replicas."""
-        return self.replicas * self.ranks_per_replica
-
-    def __str__(self) -> str:
-        if not self.replicas:
-            return "a policy in every worker, no GPU"
-        gpus = self.num_gpus
-        replicas = self.replicas
-        return (
-            f"{replicas} replica{'s' * (replicas > 1)} of {self.ranks_per_replica} (tensor "
-            f"{self.tp_size} x guidance {self.cfg_size}) on "
-            f"{f'{gpus} GPU' if gpus else 'the CPU'}{'s' * (gpus > 1)}"
-        )
 
 
 @dataclass(frozen=True)
@@ -144,6 +67,8 @@ class Settings:
         films: Failures of each row that are filmed.
         clips: Clips of the expert on which forward and inverse dynamics are evaluated; 0 for
             neither.
+        num_gpus, total_shard: GPUs and replicas of the :attr:`topology`, whose degrees are the
+            policy's.
 
     Raises:
         ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or
@@ -166,10 +91,12 @@ class Settings:
     episode_timeout: float = 1800.0
     films: int = 3
     clips: int = 0
-    topology: Topology = field(default_factory=Topology)
+    num_gpus: int = 0
+    total_shard: int | None = None
 
     def __post_init__(self) -> None:
         typed_fields(self)
+        sharded = self.topology.replicas > 0  # raises where the GPUs do not divide
         for name, value in vars(self).items():
             if value is None:
                 continue
@@ -181,7 +108,12 @@ class Settings:
                 positive(value, name)
         require_distinct(self.conditions)
         self._check_world()
-        self._check_policy()
+        self._check_policy(sharded)
+
+    @property
+    def topology(self) -> Topology:
+        """How the GPUs are divided into replicas of the policy."""
+        return Topology(self.policy.parallel, self.num_gpus, self.total_shard)
 
     def get_world(self) -> World:
         """Return the world."""
@@ -220,9 +152,8 @@ class Settings:
         for first in self.plan(seeds=1):
             world.check_instruction(first.task, first.goal_instruction)
 
-    def _check_policy(self) -> None:
+    def _check_policy(self, sharded: bool) -> None:
         policy = self.policy
-        sharded = self.topology.replicas > 0
         world = self.get_world()
         known_name(policy.backend, "backend", EVALUATED_BACKENDS)
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
@@ -235,7 +166,7 @@ class Settings:
                 f"backend {policy.backend!r} with policy={policy.policy!r}: backend python needs "
                 "one, as module:name."
             )
-        # native runs split, too: the topology has the degrees
+        # native runs split, too: in replicas
         require_heeded(policy.backend, replace(policy, parallel=ParallelConfig()))
         dialect = _DIALECT_OF_EMBODIMENT.get(self.embodiment)
         if policy.backend == "service" and dialect not in (None, policy.service.dialect):
@@ -248,17 +179,17 @@ class Settings:
         if sharded and policy.backend != "native":
             raise ConfigError(
                 f"{self.topology}: replicas run backend 'native'; {policy.backend!r} runs in "
-                "every worker, so leave num_gpus, tp, cfg and total_shard out."
+                "every worker, so leave num_gpus, total_shard and degrees of parallelism out."
             )
         if sharded:
-            device = "cuda" if self.topology.num_gpus else "cpu"
-            policy.engine.require_runnable(device, self.topology.tp_size)
+            device = "cuda" if self.num_gpus else "cpu"
+            policy.engine.require_runnable(device, policy.parallel.tp_size)
             if policy.engine.device is not None:
                 raise ConfigError(
                     f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave "
                     "the device out."
                 )
-        if self.topology.cfg_size > 1 and policy.sampling.guidance_scale == 1:
+        if policy.parallel.cfg_size > 1 and policy.sampling.guidance_scale == 1:
             raise ConfigError(
                 "cfg=2 with guidance_scale=1: there is no second pass to compute; use cfg=1."
             )
@@ -319,9 +250,8 @@ class Settings:
         world = self.get_world()
         return {
             "policy": {name: policy[name] for name in policy if name not in _SAME_RESULT},
-            "tp_size": self.topology.tp_size,
-            "cfg_size": self.topology.cfg_size,
-            "on_gpu": self.topology.num_gpus > 0,
+            **self.policy.parallel.degrees,
+            "on_gpu": self.num_gpus > 0,
             **world.identity(self.robot),
             "condition": assignment.condition.identity(),
             "task": assignment.task,
@@ -348,14 +278,21 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""
+        values = dict(vars(self))
+        topology = {
+            "num_gpus": values.pop("num_gpus"),
+            **self.policy.parallel.degrees,
+            "total_shard": values.pop("total_shard"),
+            "replicas": self.topology.replicas,
+        }
         return {
-            **vars(self),
+            **values,
             "tasks": list(self.tasks),
             "conditions": [condition.identity() for condition in self.conditions],
             "duration": max(self.duration_s(task) for task in self.tasks),
             "control_frequency": self.control_frequency or self.get_world().control_frequency_hz,
             "policy": self.policy.to_dict(),
-            "topology": {**vars(self.topology), "replicas": self.topology.replicas},
+            "topology": topology,
         }
 
 
@@ -372,14 +309,11 @@ def check_robot(world: World, robot: str | None) -> None:
         raise UnknownNameError(f"robot of world {world.name!r}", robot, world.robots)
 
 
-_SAME_RESULT = ("offload_text", "text_cache_bytes", "tp", "cfg")
-"""Options that do not change a result, or that the topology has."""
-_TOPOLOGY = ("num_gpus", "total_shard")
-_RUN = tuple(
-    option.name for option in fields(Settings) if option.name not in ("policy", "topology")
-)
+_SAME_RESULT = ("offload_text", "text_cache_bytes", *DEGREES)
+"""Options that do not change a result, or that an identity states by themselves."""
+_RUN = tuple(option.name for option in fields(Settings) if option.name != "policy")
 _OF_COMMAND = {"out": str, "address": str, "resume": bool, "verify": bool}
-OPTIONS = (*_RUN, *POLICY_OPTIONS, *_TOPOLOGY, *_OF_COMMAND)
+OPTIONS = (*_RUN, *POLICY_OPTIONS, *_OF_COMMAND)
 """Names of all options, in TOML and (with dashes) on the command line."""
 
 
@@ -440,13 +374,7 @@ def make_settings(options: Mapping[str, Any], token: str | None = None) -> Setti
     dialect = _DIALECT_OF_EMBODIMENT.get(world.embodiment(run.get("robot")))
     if policy["backend"] == "service" and dialect is not None:
         policy.setdefault("dialect", dialect)
-    settings = with_options(PolicySettings(), {**policy, "api_key": token})
-    topology = Topology(
-        tp_size=settings.parallel.tp_size,
-        cfg_size=settings.parallel.cfg_size,
-        **part_of(options, _TOPOLOGY),
-    )
-    return Settings(settings, topology=topology, **run)
+    return Settings(with_options(PolicySettings(), {**policy, "api_key": token}), **run)
 
 
 def _is_file(name: str, suffix: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -13,10 +14,13 @@ from strands_cosmos3.options import option
 if TYPE_CHECKING:
     import torch
 
+    from strands_cosmos3.engine.config import TransformerConfig
     from strands_cosmos3.engine.parallel_context import ParallelContext
 
 VaeSplit = Literal["exact", "tiles", "off"]
 VAE_SPLITS = get_args(VaeSplit)
+DEGREES = {"tp": "tp_size", "cfg": "cfg_size"}
+"""Flag of each degree of parallelism -> the field of :class:`ParallelConfig`; they multiply."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class ParallelConfig:
     """Ranks that split every layer."""
     cfg_size: int = option(1, "distributed", flag="cfg")
     """2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1
-    on one. tp x cfg processes are needed.
+    on one. The degrees multiply: tp x cfg processes are needed.
     """
     vae_split: VaeSplit = option("exact", "distributed")
     """How all ranks share the VAE: exact splits the width into shards that exchange halos; tiles
@@ -43,7 +47,7 @@ class ParallelConfig:
     timeout_s: float = option(120.0, "distributed", hidden=True)
     """Time limit of one exchange between ranks [s]."""
     world_size: int | None = option(None, "distributed", hidden=True)
-    """Number of processes, for a check: it must be tp_size x cfg_size."""
+    """Number of processes, for a check: it must be the product of the degrees."""
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -51,16 +55,24 @@ class ParallelConfig:
         whole_number(self.cfg_size, "cfg_size", 1, 2)  # guidance has two passes
         if self.world_size not in (None, self.ranks):
             raise ConfigError(
-                f"world_size is {self.world_size!r}; tp_size={self.tp_size} x cfg_size="
-                f"{self.cfg_size} makes {self.ranks}: leave world_size out, or correct it."
+                f"world_size is {self.world_size!r}; {self} makes {self.ranks}: leave world_size "
+                "out, or correct it."
             )
         known_name(self.vae_split, "vae_split", VAE_SPLITS)
         positive(self.timeout_s, "timeout_s")
 
+    def __str__(self) -> str:
+        return " x ".join(f"{flag}={getattr(self, name)}" for flag, name in DEGREES.items())
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Number of ranks along each degree, by the name of its field."""
+        return {name: getattr(self, name) for name in DEGREES.values()}
+
     @property
     def ranks(self) -> int:
         """Total number of ranks."""
-        return self.tp_size * self.cfg_size
+        return math.prod(self.degrees.values())
 
     @typed()
     def coordinates(self, rank: int) -> tuple[int, int]:
@@ -73,19 +85,22 @@ class ParallelConfig:
         if world_size != self.ranks:
             count = "there is 1 process" if world_size == 1 else f"there are {world_size} processes"
             raise ConfigError(
-                f"tp_size={self.tp_size} x cfg_size={self.cfg_size} needs {self.ranks} "
-                f"process{'' if self.ranks == 1 else 'es'}, but {count}. Start them "
-                f"with: {self.torchrun_line()}"
+                f"{self} needs {self.ranks} process{'' if self.ranks == 1 else 'es'}, but {count}. "
+                f"Start them with: {self.torchrun_line()}"
             )
+
+    def check_transformer(self, config: TransformerConfig) -> None:
+        """Raise a ConfigError that lists the valid degrees if a transformer cannot be split so."""
+        from strands_cosmos3.parallel.mesh import require_tp_size
+
+        require_tp_size(config, self.tp_size)
 
     def torchrun_line(self) -> str:
         """Return the command that starts :attr:`ranks` processes."""
         if self.ranks == 1:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
-        return (
-            f"torchrun --nproc-per-node={self.ranks} -m strands_cosmos3 infer --cfg "
-            f"{self.cfg_size} --tp {self.tp_size} ..."
-        )
+        flags = str(self).replace(" x ", " --")
+        return f"torchrun --nproc-per-node={self.ranks} -m strands_cosmos3 infer --{flags} ..."
 
     def join(self, device: torch.device) -> ParallelContext:
         """Join the process group of torchrun or of the caller's ``init_process_group``; a

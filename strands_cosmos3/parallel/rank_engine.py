@@ -16,7 +16,6 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import OnStep, RankTimeouts
-from strands_cosmos3.parallel.mesh import require_tp_size
 from strands_cosmos3.parallel.payload import decode_results, encode_requests
 from strands_cosmos3.parallel.rank import rank_processes
 
@@ -60,7 +59,7 @@ class RankGroupEngine:
         """
         folder = locate(path_or_repo_id)
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
-        require_tp_size(checkpoint.config, parallel.tp_size)
+        parallel.check_transformer(checkpoint.config)
         device = torch.device(options.engine.device or "cpu")
         options.engine.require_runnable(device.type, parallel.tp_size)
         # once for all ranks

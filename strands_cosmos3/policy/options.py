@@ -90,8 +90,8 @@ class PolicyOptions:
     backend: BackendName | None = None
     """Where actions come from: a checkpoint in this process (native), in several (distributed) or
     in the stock diffusers pipeline (diffusers), a policy server (service), a recording (replay), or
-    an expert that reads the simulator's state (scripted). None: distributed with --tp or --cfg,
-    service with its address, else native.
+    an expert that reads the simulator's state (scripted). None: distributed where degrees of
+    parallelism are given, service with its address, else native.
     """
     model: str | None = option(None, *MODEL_BACKENDS)
     """For native, distributed and diffusers: a checkpoint's folder, or owner/name[@revision] on

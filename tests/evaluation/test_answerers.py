@@ -9,14 +9,14 @@ import pytest
 pytest.importorskip("mujoco")
 
 from strands_cosmos3.errors import CheckpointError, ConfigError, RenderError
-from strands_cosmos3.evaluation.cluster import Reply
 from strands_cosmos3.evaluation.driver import Driver, _Job
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder
-from strands_cosmos3.evaluation.places import Place
 from strands_cosmos3.evaluation.policies import load_policy, source_sha256
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.fleet.cluster import Reply
+from strands_cosmos3.fleet.worker_slots import WorkerSlot
 
 SOURCE = """
 import numpy as np
@@ -188,7 +188,7 @@ def replied(tmp_path):
     def process(reply, job=None):
         with RunFolder(tmp_path, settings, resume=True) as folder:
             driver = Driver(folder, 1)
-            driver.took(Place(0), job, reply)
+            driver.on_reply(WorkerSlot(0), job, reply)
             return driver.records
 
     process.assignment = settings.plan()[1]

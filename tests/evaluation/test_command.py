@@ -19,11 +19,11 @@ import ray
 from helpers import small_world
 from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ContractError
-from strands_cosmos3.evaluation import cluster
 from strands_cosmos3.evaluation import evaluate as module
-from strands_cosmos3.evaluation.cluster import _auth_token
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.fleet import cluster
+from strands_cosmos3.fleet.cluster import _auth_token
 from strands_cosmos3.resources import resource
 
 OPTIONS = [

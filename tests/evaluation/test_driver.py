@@ -4,7 +4,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,16 +11,15 @@ import ray
 
 from helpers import small_world
 from helpers.workers import busy
-from strands_cosmos3.errors import ConfigError, EvaluationError, InputError
+from strands_cosmos3.errors import EvaluationError, InputError
 from strands_cosmos3.evaluation import driver as module
-from strands_cosmos3.evaluation import places
-from strands_cosmos3.evaluation.cluster import ONE_THREAD, require_gpus
 from strands_cosmos3.evaluation.driver import Driver
 from strands_cosmos3.evaluation.evaluate import evaluate
 from strands_cosmos3.evaluation.folder import RunFolder, without_times
-from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, RemoteWorker, WorkerActor
 from strands_cosmos3.evaluation.report import make_report
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.fleet import worker_slots
+from strands_cosmos3.fleet.worker_slots import MAX_ATTEMPTS, WorkerActor
 
 TABLE = make_settings(
     {"tasks": "reach", "seeds": 3, "conditions": "plain,swapped", "duration": 6.0, "films": 0}
@@ -127,7 +125,7 @@ def test_an_episode_that_kills_its_worker_again_and_again_is_named(reference, tm
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The clock of the driver and of its places, which a test can put forward."""
+    """The clock of the driver and of its slots, which a test can put forward."""
 
     class Clock:
         ahead_s = 0.0
@@ -138,7 +136,7 @@ def clock(monkeypatch):
 
     made = Clock()
     monkeypatch.setattr(module, "time", made)
-    monkeypatch.setattr(places, "time", made)
+    monkeypatch.setattr(worker_slots, "time", made)
     return made
 
 
@@ -175,7 +173,7 @@ def test_an_episode_that_never_ends_is_tried_twice_and_counts_as_a_failure(
             return super().do(method, arguments)
 
     remote = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Hanging)
-    monkeypatch.setattr(places, "RemoteWorker", remote)
+    monkeypatch.setattr(worker_slots, "RemoteWorker", remote)
     settings = make_settings({**SMALL, "films": 1})
 
     def wait_long(driver):
@@ -226,70 +224,6 @@ def test_failures_are_filmed_and_the_report_shows_them(local_ray, tmp_path):
     assert run(tmp_path, 1, settings, resume=True)[0].progress.workers == 0
 
 
-def test_workers_have_one_thread(local_ray):
-    """numpy, torch and software OpenGL would each take every core, and two workers would stand
-    in each other's way.
-    """
-    worker = RemoteWorker.remote()
-    seen = ray.get(
-        worker.__ray_call__.remote(
-            lambda self, names: [os.environ.get(name) for name in names], list(ONE_THREAD)
-        )
-    )
-    ray.kill(worker)
-    assert {"OMP_NUM_THREADS", "LP_NUM_THREADS"} <= set(ONE_THREAD)
-    assert seen == ["1"] * len(ONE_THREAD)
-
-
-LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
-
-
-def test_ray_listens_on_loopback_only(local_ray):
-    pids = [
-        path.name
-        for path in Path("/proc").iterdir()
-        if path.name.isdigit() and descends(path, os.getpid())
-    ]
-    sockets = {os.readlink(link) for pid in pids for link in links(Path("/proc") / pid / "fd")}
-    rows = [
-        line.split()
-        for name in ("tcp", "tcp6")
-        for line in Path(f"/proc/net/{name}").read_text().splitlines()
-    ]
-    listening = [
-        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
-    ]
-    assert len(listening) >= 4, "Ray's own processes and this one"
-    assert set(listening) <= set(LOOPBACK)
-
-
-def descends(path, pid):
-    """Whether a process is another one or was started by it, or by one that was."""
-    while path.name not in ("0", "1"):
-        if path.name == str(pid):
-            return True
-        try:
-            path = path.parent / path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
-        except OSError:
-            return False
-    return False
-
-
-def links(folder):
-    with suppress(OSError):
-        yield from (
-            path for path in folder.iterdir() if path.is_symlink() and os.path.lexists(path)
-        )
-
-
 def test_a_second_ray_in_one_process_is_refused(local_ray, tmp_path):
     with pytest.raises(EvaluationError, match="already in use"):
         evaluate(SETTINGS, tmp_path)
-
-
-def test_gpus_that_are_not_there(local_ray):
-    with pytest.raises(
-        ConfigError, match=r"num_gpus=8, but Ray sees 2 GPUs on this machine\. Use num_gpus=2"
-    ):
-        require_gpus(2, 8, None)
-    require_gpus(8, 8, None)

@@ -24,9 +24,9 @@ from strands_cosmos3.evaluation import evaluate as module  # noqa: E402
 from strands_cosmos3.evaluation.driver import Driver  # noqa: E402
 from strands_cosmos3.evaluation.evaluate import check_model, evaluate  # noqa: E402
 from strands_cosmos3.evaluation.folder import RunFolder, without_times  # noqa: E402
-from strands_cosmos3.evaluation.replica import ReplicaPool  # noqa: E402
 from strands_cosmos3.evaluation.runner import AssignmentRunner  # noqa: E402
 from strands_cosmos3.evaluation.settings import make_settings  # noqa: E402
+from strands_cosmos3.fleet.replicas import ReplicaPool  # noqa: E402
 
 OPTIONS = {
     "tasks": "reach",
@@ -54,7 +54,7 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def replicas_of_two(local_ray, model):
     settings = make_settings({**OPTIONS, "model": model, "tp": 2})
-    replicas = ReplicaPool(settings)
+    replicas = ReplicaPool(model, settings.topology, settings.policy.engine)
     yield settings, replicas
     replicas.close()
 
@@ -113,7 +113,7 @@ def test_a_dead_rank_restarts_its_ranks_and_changes_nothing(replicas_of_two, mod
     assert len(found) == 2
     ranks = ranks_below(os.getpid())
     assert not set(ranks) & set(killed), "all ranks are new"
-    assert ray.get(replicas_of_two[1].handle(0).restarts.remote()) == 1
+    assert ray.get(replicas_of_two[1].of_worker(0).restarts.remote()) == 1
     assert (progress.worker_failures, progress.requeued) == (0, 0), (
         "simulators see nothing but a long wait"
     )

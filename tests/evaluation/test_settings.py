@@ -3,7 +3,7 @@ starts.
 """
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,10 @@ from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError, UnknownNameError
 from strands_cosmos3.evaluation.evaluate import default_workers
 from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
-from strands_cosmos3.evaluation.settings import Topology, make_settings, read_options
+from strands_cosmos3.evaluation.policy_settings import PolicySettings
+from strands_cosmos3.evaluation.settings import Settings, make_settings, read_options
+from strands_cosmos3.fleet.topology import Topology
+from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
 from strands_cosmos3.robots.spec import Workspace
 from strands_cosmos3.worlds.table.world import TableVariation
@@ -197,62 +200,32 @@ def test_workers_where_nobody_said_how_many():
     assert workers(64, model="c", num_gpus=8, tp=2) == 16
 
 
-@pytest.mark.parametrize(
-    ("num_gpus", "tp_size", "cfg_size", "replicas", "ranks"),
-    [
-        (8, 2, 1, 4, 8),
-        (8, 2, 2, 2, 8),
-        (8, 1, 1, 8, 8),
-        (1, 1, 1, 1, 1),
-        (6, 3, 2, 1, 6),
-        (0, 1, 1, 0, 0),
-        (0, 2, 1, 1, 2),
-    ],
-)
-def test_replicas_follow_from_the_number_of_gpus(num_gpus, tp_size, cfg_size, replicas, ranks):
-    topology = Topology(num_gpus, tp_size, cfg_size)
-    assert (topology.replicas, topology.ranks) == (replicas, ranks)
-    if replicas:
-        assert Topology(num_gpus, tp_size, cfg_size, total_shard=replicas).replicas == replicas
+def test_degrees_stand_in_the_policy_alone():
+    """What was asked of ranks and what is placed cannot differ."""
+    policy = PolicySettings(backend="native", model="c", parallel=ParallelConfig(4, 2))
+    settings = Settings(policy, ("reach",), seeds=1, num_gpus=16)
+    assert settings.topology == Topology(policy.parallel, 16)
+    assert (settings.topology.replicas, settings.topology.ranks) == (2, 16)
+    with pytest.raises(ConfigError, match="12 does not divide into replicas of tp=4 x cfg=2 = 8"):
+        replace(settings, num_gpus=12)
+    assert not any("topology" in field.name for field in fields(Settings))
 
 
-def test_a_remainder_is_refused_and_what_would_work_is_named():
-    with pytest.raises(
-        ConfigError,
-        match=r"7 does not divide.*= 2; 1 would stay idle.*num_gpus=6 or num_gpus=8.*tp=1 or 7",
-    ):
-        Topology(7, 2)
-    with pytest.raises(ConfigError, match=r"2 would stay idle\. Use num_gpus=4, or.*tp=1\."):
-        Topology(2, 2, 2)
-
-
-def test_a_contradiction_is_refused_and_what_would_work_is_named():
-    with pytest.raises(
-        ConfigError,
-        match=r"total_shard=3 contradicts num_gpus=8 .* = 4\. Leave total_shard out, or use "
-        r"num_gpus=6",
-    ):
-        Topology(8, 2, total_shard=3)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"num_gpus": -1},
-        {"tp_size": 0},
-        {"cfg_size": 3},
-        {"total_shard": 0},
-        {"num_gpus": 2.0},
-        {"num_gpus": True},
-    ],
-)
-def test_degrees_that_cannot_be_are_refused(wrong):
-    with pytest.raises((ConfigError, InputError), match=next(iter(wrong))):
-        Topology(**wrong)
-
-
-def test_replicas_on_the_cpu_are_as_many_as_asked_for():
-    assert Topology(0, 2, 1, total_shard=3).ranks == 6
+def test_the_folder_states_degrees_and_replicas():
+    settings = make_settings({"tasks": "reach", "model": "c", "num_gpus": 8, "tp": 2, "cfg": 2})
+    written = settings.to_dict()
+    assert written["topology"] == {
+        "num_gpus": 8,
+        "tp_size": 2,
+        "cfg_size": 2,
+        "total_shard": None,
+        "replicas": 2,
+    }
+    assert "num_gpus" not in written
+    assert "total_shard" not in written
+    identity = settings.identity(settings.plan()[0])
+    assert (identity["tp_size"], identity["cfg_size"], identity["on_gpu"]) == (2, 2, True)
+    assert identity["policy"].keys().isdisjoint({"tp", "cfg"})
 
 
 @pytest.fixture

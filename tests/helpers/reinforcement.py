@@ -18,7 +18,7 @@ from strands_cosmos3.training.rl.rollout import Episode
 from strands_cosmos3.training.sharding import processes
 
 
-class InlineCrew:
+class InlinePool:
     """Answers an iteration with an episode that was run before."""
 
     deaths = 0
@@ -54,11 +54,11 @@ def config(**options: Any) -> RLConfig:
 def main(model: str, episode: Path, folder: Path, until: int) -> None:
     """Learn from a pickled episode, up to an iteration, and write the checkpoint."""
     torch.set_num_threads(1)
-    crew = InlineCrew(pickle.loads(episode.read_bytes()))
+    pool = InlinePool(pickle.loads(episode.read_bytes()))
     with (
         processes() as share,
         patch.object(controller, "cluster", lambda *_: nullcontext()),
-        patch.object(controller, "Crew", lambda *_: nullcontext(crew)),
+        patch.object(controller, "ActorPool", lambda *_: nullcontext(pool)),
     ):
         how = config(lr=1e-3, kl_beta=1e-4)
         run = ReinforcementLearning(settings_of(model), folder, how, share=share)

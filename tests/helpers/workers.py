@@ -8,4 +8,4 @@ from strands_cosmos3.evaluation.plan import Assignment
 
 def busy(driver: Driver) -> dict[int, Assignment]:
     """Current assignment by process id."""
-    return {place.pid: place.job.assignment for place in driver.places if place.job is not None}
+    return {slot.pid: slot.job.assignment for slot in driver.slots if slot.job is not None}

@@ -35,7 +35,7 @@ def test_impossible_values(given, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"world_size": 8, "tp_size": 2}, "world_size is 8; tp_size=2 x cfg_size=1 makes 2"),
+        ({"world_size": 8, "tp_size": 2}, "world_size is 8; tp=2 x cfg=1 makes 2"),
         ({"world_size": 2, "tp_size": 2, "cfg_size": 2}, "makes 4"),
     ],
 )
@@ -66,8 +66,8 @@ def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_w
         Cosmos3Engine.from_pretrained(
             tmp_path / "nowhere", parallel=ParallelConfig(tp_size=4, cfg_size=2)
         )
-    assert "tp_size=4 x cfg_size=2 needs 8 processes, but there is 1 process" in str(caught.value)
-    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4" in str(
+    assert "tp=4 x cfg=2 needs 8 processes, but there is 1 process" in str(caught.value)
+    assert "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --tp=4 --cfg=2" in str(
         caught.value
     )
 

@@ -144,7 +144,7 @@ def test_a_failure_is_reported_within_15_seconds_with_the_default_timeouts(clock
     default = (
         RankTimeouts()
         if who == "backend"
-        else pytest.importorskip("strands_cosmos3.evaluation.replica").TIMEOUTS
+        else pytest.importorskip("strands_cosmos3.fleet.replicas").TIMEOUTS
     )
     group.timeouts = default
     with pytest.raises(RanksError):

@@ -315,7 +315,7 @@ def test_a_wrong_product_is_said_once_before_loading(capsys, tmp_path, picture):
         == 2
     )
     assert (
-        "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4"
+        "torchrun --nproc-per-node=8 -m strands_cosmos3 infer --tp=4 --cfg=2"
         in capsys.readouterr().err
     )
 

@@ -14,7 +14,7 @@ pytest.importorskip("mujoco")
 
 import torch
 
-from helpers.reinforcement import InlineCrew, config, settings_of
+from helpers.reinforcement import InlinePool, config, settings_of
 from strands_cosmos3.actions.controller_rows import (
     controller_rows,
     decode_rows,
@@ -316,9 +316,9 @@ def test_an_iteration_without_a_difference_moves_no_weights(explored, tmp_path, 
         save(loop)
 
     monkeypatch.setattr(Loop, "save", counted)
-    run._iterate(InlineCrew(episode))
+    run._iterate(InlinePool(episode))
     before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters()}
-    run._iterate(InlineCrew(without_difference(episode)))
+    run._iterate(InlinePool(without_difference(episode)))
     assert lines == [[2], [2, 4]]
     assert [line["unusable"] for line in read_curve(tmp_path / "rollouts.jsonl")] == [0, 0]
     assert run.iteration == 2
@@ -342,24 +342,24 @@ def test_an_answer_that_cannot_be_used_ends_its_episode_only(explored, tmp_path,
         ended = worker.explore(settings.plan()[0], Exploration(2, 0.02, 0.03, 0.5), 1)
         assert (len(ended.groups), ended.success, ended.unusable) == (usable, False, True)
     run = learning(settings, tmp_path)
-    run._iterate(InlineCrew(ended))  # without a group
+    run._iterate(InlinePool(ended))  # without a group
     (line,) = read_curve(tmp_path / "rollouts.jsonl")
     assert (line["unusable"], line["groups"], line["gain"]) == (1, 0, 0)
-    run._iterate(InlineCrew(without_difference(episode)))
+    run._iterate(InlinePool(without_difference(episode)))
     assert read_curve(tmp_path / "rollouts.jsonl")[-1]["unusable"] == 0
 
 
 def test_a_run_whose_state_is_damaged_goes_on_from_the_one_before(explored, tmp_path):
-    settings, crew = explored[0], InlineCrew(without_difference(explored[2]))
+    settings, pool = explored[0], InlinePool(without_difference(explored[2]))
     run = learning(settings, tmp_path, staleness=1)
     for _ in range(2):
-        run._iterate(crew)
+        run._iterate(pool)
     state = tmp_path / "state.pt"
     state.write_bytes(state.read_bytes()[:-1])
     with pytest.warns(UserWarning, match="damaged"):
         again = learning(settings, tmp_path, staleness=1)
     assert again.iteration == 1
-    again._iterate(crew)  # sampled with the weights before
+    again._iterate(pool)  # sampled with the weights before
     assert again.iteration == 2
 
 
@@ -402,7 +402,7 @@ def test_adapters_and_action_heads_are_learnt_and_sent(explored, tmp_path):
     settings, worker, episode = explored
     run = learning(settings, tmp_path, lora_rank=4, lr=1e-2, average=0.0)
     before = {name: p.detach().clone() for name, p in run.learner.policy.named_parameters()}
-    run._iterate(InlineCrew(episode))
+    run._iterate(InlinePool(episode))
     after = dict(run.learner.policy.named_parameters())
     moved = {name for name, p in after.items() if not torch.equal(p, before[name])}
     assert any(".lora_B." in name for name in moved)
@@ -536,7 +536,7 @@ def test_whole_episodes_that_are_resumed_learn_the_same(explored, whole_episode,
             two.learner.take(whole_episode.groups, {}, iteration)
             two = learning(explored[0], two.folder, whole_episodes=True, steps=1, batch=2)
         for run in (one, two):
-            run._iterate(InlineCrew(whole_episode))
+            run._iterate(InlinePool(whole_episode))
     ours, theirs = (dict(run.learner.policy.named_parameters()) for run in (one, two))
     assert all(torch.equal(p, theirs[name]) for name, p in ours.items())
     assert len(list((tmp_path / "one/values").iterdir())) == 2
@@ -551,7 +551,7 @@ def test_whole_episodes_and_a_condition_without_other_pictures_are_announced(exp
         pytest.warns(UserWarning, match="whole episodes are compared"),
         pytest.warns(UserWarning, match="--keep holds nothing under mount=4"),
     ):
-        run._iterate(InlineCrew(replace(episode, groups=groups)))
+        run._iterate(InlinePool(replace(episode, groups=groups)))
 
 
 @pytest.mark.parametrize("quantiles", [None, (np.full(10, -2.0), np.full(10, 2.0))])

@@ -27,8 +27,8 @@ import torch
 from strands_cosmos3.cli import main
 from strands_cosmos3.commands.rl import RLCommand
 from strands_cosmos3.embedded import embedded_checkpoint
-from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.settings import make_settings
+from strands_cosmos3.fleet.actor_pool import ActorPool, PoolJob
 from strands_cosmos3.resources import Closeable
 from strands_cosmos3.training.loop import read_curve
 from strands_cosmos3.training.rl import controller
@@ -64,7 +64,7 @@ learning.run(1e9, workers, until=until)
 """
 
 
-class PickledCrew(Closeable):
+class PickledPool(Closeable):
     """Workers in this process that do the jobs in turn. What goes to another process and comes
     from it is pickled. Of two workers, the latest job comes first, and the first one that explores
     is lost with its answer.
@@ -79,9 +79,9 @@ class PickledCrew(Closeable):
     def publish(self, version: int, weights: Mapping[str, np.ndarray]) -> None:
         self._weights[version] = pickle.dumps(weights)
 
-    results = Crew.results
+    results = ActorPool.results
 
-    def submit(self, job: CrewJob) -> None:
+    def submit(self, job: PoolJob) -> None:
         self._jobs.append(pickle.dumps(job))
 
     def result(self, key: object) -> Any:
@@ -95,7 +95,7 @@ class PickledCrew(Closeable):
             self._done[job.key] = pickle.dumps(self._answer(place, job))
         return pickle.loads(self._done[key])
 
-    def _answer(self, place: int, job: CrewJob) -> Any:
+    def _answer(self, place: int, job: PoolJob) -> Any:
         worker = self._workers[place]
         if job.version != self._versions[place]:
             worker.take_weights(pickle.loads(self._weights[job.version]))
@@ -139,7 +139,7 @@ def require_equal(folder: Path, other: Path) -> None:
 
 def test_two_workers_in_this_process_learn_the_same_as_one(tmp_path, monkeypatch):
     """With jobs in another order, a worker that is replaced, and an interruption."""
-    monkeypatch.setattr(controller, "Crew", PickledCrew)
+    monkeypatch.setattr(controller, "ActorPool", PickledPool)
     monkeypatch.setattr(controller, "cluster", lambda address, workers: nullcontext())
     monkeypatch.setattr(controller, "_FILMS", 1)
     model = str(embedded_checkpoint("droid", "panda", "pick"))

@@ -30,11 +30,11 @@ from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.preflight import available_bytes, gib
 from strands_cosmos3.engine.weight_files import weight_digests
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.evaluation.cluster import cluster, joinable
-from strands_cosmos3.evaluation.crew import Crew, CrewJob
 from strands_cosmos3.evaluation.plan import Assignment, hashed
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.statistics import rate_of
+from strands_cosmos3.fleet.actor_pool import ActorPool, PoolJob
+from strands_cosmos3.fleet.cluster import cluster, joinable
 from strands_cosmos3.resources import sha256, write_folder, write_whole
 from strands_cosmos3.training.adapters import adapter_numbers
 from strands_cosmos3.training.closed_loop import CLOSED_LOOP
@@ -196,18 +196,18 @@ class ReinforcementLearning:
         make = partial(self.worker, self.settings)
         with (
             cluster(joinable(address), workers),
-            Crew(make, workers, self.settings.episode_timeout) as crew,
+            ActorPool(make, workers, self.settings.episode_timeout) as pool,
         ):
             self._submitted = self.iteration
             if not self.iteration:
-                self._film(crew, "before")
+                self._film(pool, "before")
             while self.used_s < budget_s and (until is None or self.iteration < until):
-                self._iterate(crew)
-            weights = self._publish(crew, self.iteration)
+                self._iterate(pool)
+            weights = self._publish(pool, self.iteration)
             self._broadcast(None)
             if self._loop.lacks(CLOSED_LOOP):
-                self._evaluate(crew)
-            self._film(crew, "after")
+                self._evaluate(pool)
+            self._film(pool, "after")
         write_folder(target, partial(self._fill, self.learner.policy_of(weights)))
         return target
 
@@ -237,18 +237,18 @@ class ReinforcementLearning:
         end = (self.iteration + 1) * self.config.steps
         (self._loop.run if self.learner.kept else self._loop.skip)(end, on_step)
 
-    def _iterate(self, crew: Crew) -> None:
+    def _iterate(self, pool: ActorPool) -> None:
         started_s, i, config = time.monotonic(), self.iteration, self.config
-        weights = self._publish(crew, i)
+        weights = self._publish(pool, i)
         if i % config.evaluate_every == 0 and self._loop.lacks(CLOSED_LOOP):
-            self._evaluate(crew)
+            self._evaluate(pool)
         sampled_with = max(0, i - config.staleness)
         if sampled_with < i:
-            weights = self._publish(crew, sampled_with)
+            weights = self._publish(pool, sampled_with)
         for ahead in range(self._submitted, i + config.staleness + 1):
-            self._submit(crew, ahead, max(0, ahead - config.staleness))
+            self._submit(pool, ahead, max(0, ahead - config.staleness))
         self._submitted = i + config.staleness + 1
-        episodes: list[Episode] = [crew.result((i, k)) for k in range(config.episodes)]
+        episodes: list[Episode] = [pool.result((i, k)) for k in range(config.episodes)]
         groups = [g for e in episodes for g in e.groups]
         alike = groups and not any(g.plain.size for g in groups)
         if config.keep and alike and self._condition.world.identity():
@@ -263,7 +263,7 @@ class ReinforcementLearning:
                 figures.update(
                     self._figures(i, episodes),
                     staleness=i - sampled_with,
-                    worker_deaths=crew.deaths,
+                    worker_deaths=pool.deaths,
                     **mean_metrics(seen),
                     seconds=time.monotonic() - started_s,
                 )
@@ -291,7 +291,7 @@ class ReinforcementLearning:
             "weight_version": i,
         }
 
-    def _submit(self, crew: Crew, iteration: int, version: int) -> None:
+    def _submit(self, pool: ActorPool, iteration: int, version: int) -> None:
         """Queue the episodes of an iteration, with the weights of a version."""
         config = self.config
         scale = max(config.anneal**iteration, _SMALLEST)
@@ -305,7 +305,7 @@ class ReinforcementLearning:
         plan = self._plan(hashed(config.seed, _SCENES, iteration), config.episodes)
         for k, assignment in enumerate(plan):
             arguments = assignment, how, hashed(config.seed, iteration, k)
-            crew.submit(CrewJob((iteration, k), "explore", arguments, version))
+            pool.submit(PoolJob((iteration, k), "explore", arguments, version))
 
     def _plan(self, base: int, episodes: int) -> list[Assignment]:
         """Return episodes, the tasks in turn."""
@@ -313,10 +313,10 @@ class ReinforcementLearning:
         settings = replace(self.settings, seeds=-(-episodes // tasks), seed=base)
         return sorted(settings.plan(), key=lambda a: a.index)[:episodes]
 
-    def _evaluate(self, crew: Crew) -> None:
+    def _evaluate(self, pool: ActorPool) -> None:
         """Record success on held-out scenes, the same each time."""
         plan = self._plan(hashed(self.config.seed, _HELD_OUT), self.config.evaluate_episodes)
-        records = crew.results(
+        records = pool.results(
             ("evaluation", self.iteration), "run", [(a,) for a in plan], self.iteration
         )
         rate = rate_of([bool(record["success"]) for record in records])
@@ -325,18 +325,18 @@ class ReinforcementLearning:
             {"success": rate["rate"], "low": rate["low"], "high": rate["high"], "of": rate["of"]},
         )
 
-    def _film(self, crew: Crew, name: str) -> None:
+    def _film(self, pool: ActorPool, name: str) -> None:
         """Write films of some held-out scenes."""
         plan = self._plan(hashed(self.config.seed, _HELD_OUT), _FILMS)
-        films = crew.results(name, "film", [(a,) for a in plan], self.iteration)
+        films = pool.results(name, "film", [(a,) for a in plan], self.iteration)
         for k, (_, film) in enumerate(films):
             path = self.folder / "films" / f"{name}-{k}.mp4"
             write_whole(path, lambda unfinished, film=film: unfinished.write_bytes(film))
 
-    def _publish(self, crew: Crew, version: int) -> Mapping[str, torch.Tensor]:
-        """Offer the weights of a version to the crew, and return them."""
+    def _publish(self, pool: ActorPool, version: int) -> Mapping[str, torch.Tensor]:
+        """Offer the weights of a version to the pool, and return them."""
         weights = self._version(version)
-        crew.publish(version, {name: tensor.numpy() for name, tensor in weights.items()})
+        pool.publish(version, {name: tensor.numpy() for name, tensor in weights.items()})
         return weights
 
     def _version(self, version: int) -> Mapping[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""A crew's workers die, hang and fail; its jobs are done all the same, with the weights they name."""
+"""A pool's workers die, hang and fail; its jobs are done all the same, with the weights they name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import numpy as np
 from ray import cloudpickle
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.crew import Crew, CrewJob
+from strands_cosmos3.fleet.actor_pool import ActorPool, PoolJob
 
 
 class Worker:
@@ -51,44 +51,44 @@ class Worker:
 
 
 @pytest.fixture
-def crew(tmp_path, local_ray):
+def pool(tmp_path, local_ray):
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import this file
-    crew = Crew(partial(Worker, tmp_path), 2, timeout_s=15.0)
+    pool = ActorPool(partial(Worker, tmp_path), 2, timeout_s=15.0)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.close()
+        pool.close()
 
 
-def test_jobs_survive_their_workers_and_name_their_weights(crew):
-    crew.publish(1, {"w": np.array([10.0])})
-    crew.publish(2, {"w": np.array([20.0])})
+def test_jobs_survive_their_workers_and_name_their_weights(pool):
+    pool.publish(1, {"w": np.array([10.0])})
+    pool.publish(2, {"w": np.array([20.0])})
     for k, version in enumerate((0, 1, 2, 1)):
-        crew.submit(CrewJob(("answer", k), "answer", (k,), version))
-    crew.submit(CrewJob("death", "die", ("death", 2), 1))
-    crew.submit(CrewJob("hang", "hang", (), 2))
-    assert [crew.result(("answer", k)) for k in range(4)] == [0, 11, 22, 13]
-    assert crew.result("death") == 2
-    assert crew.result("hang") is True
-    assert crew.deaths >= 3  # a slow start counts as a hang
-    crew.submit(CrewJob("late", "answer", (5,), 2))
-    assert crew.result("late") == 25
+        pool.submit(PoolJob(("answer", k), "answer", (k,), version))
+    pool.submit(PoolJob("death", "die", ("death", 2), 1))
+    pool.submit(PoolJob("hang", "hang", (), 2))
+    assert [pool.result(("answer", k)) for k in range(4)] == [0, 11, 22, 13]
+    assert pool.result("death") == 2
+    assert pool.result("hang") is True
+    assert pool.deaths >= 3  # a slow start counts as a hang
+    pool.submit(PoolJob("late", "answer", (5,), 2))
+    assert pool.result("late") == 25
     calls = [(number,) for number in (3, 1, 2)]
-    assert crew.results("row", "answer", calls, 1) == [13, 11, 12], "in the order of the calls"
+    assert pool.results("row", "answer", calls, 1) == [13, 11, 12], "in the order of the calls"
 
 
 def test_a_crew_that_the_cluster_has_no_room_for_is_refused(local_ray):
     with pytest.raises(ConfigError, match=r"--workers 999: the cluster has \d+ CPUs"):
-        Crew(dict, 999, timeout_s=15.0)
+        ActorPool(dict, 999, timeout_s=15.0)
 
 
-def test_a_job_that_kills_its_workers_ends_the_run(crew):
-    crew.submit(CrewJob("always", "die", ("always", 99), 0))
+def test_a_job_that_kills_its_workers_ends_the_run(pool):
+    pool.submit(PoolJob("always", "die", ("always", 99), 0))
     with pytest.raises(EvaluationError, match="died 3 times"):
-        crew.result("always")
+        pool.result("always")
 
 
-def test_an_error_of_a_job_is_raised_where_its_result_is_awaited(crew):
-    crew.submit(CrewJob("refused", "refuse", (), 0))
+def test_an_error_of_a_job_is_raised_where_its_result_is_awaited(pool):
+    pool.submit(PoolJob("refused", "refuse", (), 0))
     with pytest.raises(ConfigError, match="cannot be done"):
-        crew.result("refused")
+        pool.result("refused")

@@ -1,4 +1,4 @@
-"""Workers on Ray, each in a place where it does one job of a queue after another; one that dies or
+"""Workers on Ray, each in a slot where it does one job of a queue after another; one that dies or
 hangs is replaced.
 """
 
@@ -18,7 +18,7 @@ import ray
 
 from strands_cosmos3 import __version__
 from strands_cosmos3.errors import EvaluationError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply
+from strands_cosmos3.fleet.cluster import WORKER_FAILURES, Reply
 from strands_cosmos3.resources import Closeable
 
 MAX_ATTEMPTS = 3
@@ -63,8 +63,8 @@ RemoteWorker = ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)(Worker
 
 
 @dataclass(eq=False)
-class Place:
-    """A place for a worker: its actor, the reference of the awaited reply, and its job."""
+class WorkerSlot:
+    """A slot for a worker: its actor, the reference of the awaited reply, and its job."""
 
     number: int
     actor: Any = None
@@ -94,91 +94,91 @@ class Place:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-class Places(Closeable):
+class WorkerPool(Closeable):
     """The places of a run, and the queue of its jobs, which count their ``attempts``.
 
     ``timeout_s``: Longest wall-clock time until a reply.
     """
 
     def __init__(self, timeout_s: float):
-        self.places: list[Place] = []
+        self.slots: list[WorkerSlot] = []
         self.queue: deque[Any] = deque()
         self._timeout_s = timeout_s
 
     @abstractmethod
-    def opening(self, place: Place) -> Any:
-        """Have a place's worker open; return the reference of its reply."""
+    def opening(self, slot: WorkerSlot) -> Any:
+        """Have a slot's worker open; return the reference of its reply."""
 
     @abstractmethod
     def request(self, job: Any) -> tuple[Any, ...]:
         """Return what a worker is to do for a job, as :meth:`WorkerActor.do` takes it."""
 
     @abstractmethod
-    def took(self, place: Place, job: Any, reply: Reply) -> None:
+    def on_reply(self, slot: WorkerSlot, job: Any, reply: Reply) -> None:
         """Process a reply; without a job the worker has opened."""
 
     @abstractmethod
-    def died(self, place: Place) -> None:
+    def on_death(self, slot: WorkerSlot) -> None:
         """Do what follows from a worker's death, before :meth:`replace`."""
 
     @abstractmethod
-    def hung(self, place: Place) -> None:
+    def on_timeout(self, slot: WorkerSlot) -> None:
         """Do what follows from a reply that does not come, before :meth:`replace`."""
 
-    def open(self, place: Place) -> None:
-        """Start a worker in a place."""
-        place.actor = RemoteWorker.remote()
-        place.job, place.pid, place.since_s = None, 0, time.monotonic()
-        place.pending = self.opening(place)
+    def open(self, slot: WorkerSlot) -> None:
+        """Start a worker in a slot."""
+        slot.actor = RemoteWorker.remote()
+        slot.job, slot.pid, slot.since_s = None, 0, time.monotonic()
+        slot.pending = self.opening(slot)
 
     def hand_out(self) -> None:
         """Give queued jobs to idle workers."""
-        for place in self.places:
-            if place.pending is None and self.queue:
+        for slot in self.slots:
+            if slot.pending is None and self.queue:
                 job = self.queue.popleft()
                 job.attempts += 1
-                place.job, place.since_s = job, time.monotonic()
-                place.pending = place.actor.do.remote(*self.request(job))
+                slot.job, slot.since_s = job, time.monotonic()
+                slot.pending = slot.actor.do.remote(*self.request(job))
 
-    def replace(self, place: Place) -> None:
-        """End a place's worker and start another; EvaluationError if none starts there."""
-        place.end()
-        place.failed_starts += place.job is None
-        if place.failed_starts >= MAX_ATTEMPTS:
+    def replace(self, slot: WorkerSlot) -> None:
+        """End a slot's worker and start another; EvaluationError if none starts there."""
+        slot.end()
+        slot.failed_starts += slot.job is None
+        if slot.failed_starts >= MAX_ATTEMPTS:
             raise EvaluationError(
-                f"worker {place.number} died {MAX_ATTEMPTS} times while it started; is there "
+                f"worker {slot.number} died {MAX_ATTEMPTS} times while it started; is there "
                 "enough memory?"
             )
-        self.open(place)
+        self.open(slot)
 
     def collect(self) -> bool:
         """Wait briefly for replies, process them, and replace workers that died or hang; return
         whether one replied.
         """
-        waiting = {place.pending: place for place in self.places if place.pending is not None}
+        waiting = {slot.pending: slot for slot in self.slots if slot.pending is not None}
         if not waiting:
             time.sleep(_POLL_S)
         ready, _ = ray.wait(list(waiting), timeout=_POLL_S)
         for reference in ready:
-            place = waiting[reference]
+            slot = waiting[reference]
             try:
                 reply: Reply = ray.get(reference)
             except WORKER_FAILURES:
-                place.pid = 0  # another process may have the id by now
-                self.died(place)
-                self.replace(place)
+                slot.pid = 0  # another process may have the id by now
+                self.on_death(slot)
+                self.replace(slot)
             else:
-                job, place.pending, place.job = place.job, None, None
-                self.took(place, job, reply)
+                job, slot.pending, slot.job = slot.job, None, None
+                self.on_reply(slot, job, reply)
         latest_s = time.monotonic() - self._timeout_s
-        for place in self.places:
-            if place.pending is not None and place.since_s < latest_s:
-                self.hung(place)
-                self.replace(place)
+        for slot in self.slots:
+            if slot.pending is not None and slot.since_s < latest_s:
+                self.on_timeout(slot)
+                self.replace(slot)
         return bool(ready)
 
     def close(self) -> None:
         """End every worker; what they share belongs to the caller."""
-        for place in self.places:
-            place.end()
-        self.places = []
+        for slot in self.slots:
+            slot.end()
+        self.slots = []

@@ -1,10 +1,10 @@
-"""Which Ray an evaluation uses, and where its files are."""
+"""Which Ray a run uses, and where its files are."""
 
 import os
 import socket
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
 
@@ -12,8 +12,8 @@ import pytest
 import ray
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation import cluster as module
-from strands_cosmos3.evaluation.cluster import cluster, joinable
+from strands_cosmos3.fleet import cluster as module
+from strands_cosmos3.fleet.cluster import cluster, joinable, require_gpus
 
 GRPC = bytes(3) + b"\x04" + bytes(5)  # an empty frame of settings
 
@@ -152,3 +152,52 @@ def test_no_folder_for_sockets(started, monkeypatch, tmp_path):
     ):
         pass
     assert not started
+
+
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000")
+
+
+def test_ray_listens_on_loopback_only(local_ray):
+    pids = [
+        path.name
+        for path in Path("/proc").iterdir()
+        if path.name.isdigit() and descends(path, os.getpid())
+    ]
+    sockets = {os.readlink(link) for pid in pids for link in links(Path("/proc") / pid / "fd")}
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()
+    ]
+    listening = [
+        row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    ]
+    assert len(listening) >= 4, "Ray's own processes and this one"
+    assert set(listening) <= set(LOOPBACK)
+
+
+def descends(path, pid):
+    """Whether a process is another one or was started by it, or by one that was."""
+    while path.name not in ("0", "1"):
+        if path.name == str(pid):
+            return True
+        try:
+            path = path.parent / path.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            return False
+    return False
+
+
+def links(folder):
+    with suppress(OSError):
+        yield from (
+            path for path in folder.iterdir() if path.is_symlink() and os.path.lexists(path)
+        )
+
+
+def test_gpus_that_are_not_there():
+    with pytest.raises(
+        ConfigError, match=r"num_gpus=8, but Ray sees 2 GPUs on this machine\. Use num_gpus=2"
+    ):
+        require_gpus(2, 8, None)
+    require_gpus(8, 8, None)

@@ -1,4 +1,4 @@
-"""A crew of Ray workers that do jobs on any object, with weights that change while they run.
+"""A pool of workers on Ray that do jobs on any object, with weights that change while they run.
 
 A thread hands out the jobs, so that the caller can compute meanwhile. Weights of a version are put
 into the object store once; a worker fetches those that its job names when it has others. A worker
@@ -16,14 +16,14 @@ from typing import Any
 import ray
 
 from strands_cosmos3.errors import ConfigError, EvaluationError
-from strands_cosmos3.evaluation.cluster import Reply
-from strands_cosmos3.evaluation.places import MAX_ATTEMPTS, Place, Places
+from strands_cosmos3.fleet.cluster import Reply
+from strands_cosmos3.fleet.worker_slots import MAX_ATTEMPTS, WorkerPool, WorkerSlot
 
 _VERSIONS = 2  # whose weights are kept
 
 
 @dataclass(eq=False)
-class CrewJob:
+class PoolJob:
     """A method of the worker to call, with weights of a published version; it has those of version
     0 from the start.
     """
@@ -35,7 +35,7 @@ class CrewJob:
     attempts: int = 0
 
 
-class Crew(Places):
+class ActorPool(WorkerPool):
     """Workers that ``make`` makes, each in a process of its own.
 
     Args:
@@ -57,9 +57,9 @@ class Crew(Places):
         self._weights: dict[int, Any] = {}
         self._answers: dict[Hashable, Future[Any]] = {}
         self._closed = False
-        self.places = [Place(number) for number in range(workers)]
-        for place in self.places:
-            self.open(place)
+        self.slots = [WorkerSlot(number) for number in range(workers)]
+        for slot in self.slots:
+            self.open(slot)
         self._executor = ThreadPoolExecutor(1)
         self._running = self._executor.submit(self._run)
 
@@ -70,7 +70,7 @@ class Crew(Places):
         for old in [known for known in self._weights if known <= version - _VERSIONS]:
             del self._weights[old]
 
-    def submit(self, job: CrewJob) -> None:
+    def submit(self, job: PoolJob) -> None:
         """Queue a job."""
         self._answers[job.key] = Future()
         self.queue.append(job)
@@ -94,7 +94,7 @@ class Crew(Places):
         :meth:`result`.
         """
         for k, arguments in enumerate(calls):
-            self.submit(CrewJob((key, k), method, arguments, version))
+            self.submit(PoolJob((key, k), method, arguments, version))
         return [self.result((key, k)) for k in range(len(calls))]
 
     def close(self) -> None:
@@ -103,11 +103,11 @@ class Crew(Places):
         self._executor.shutdown(wait=True)
         super().close()
 
-    def opening(self, place: Place) -> Any:
+    def opening(self, slot: WorkerSlot) -> Any:
         """Have a worker open."""
-        return place.actor.open.remote(self._make)
+        return slot.actor.open.remote(self._make)
 
-    def request(self, job: CrewJob) -> tuple[Any, ...]:
+    def request(self, job: PoolJob) -> tuple[Any, ...]:
         """Return a job with the weights that it names."""
         weights = self._weights.get(job.version)
         return job.method, job.arguments, job.version, [] if weights is None else [weights]
@@ -117,18 +117,18 @@ class Crew(Places):
             self.hand_out()
             self.collect()
 
-    def took(self, place: Place, job: CrewJob | None, reply: Reply) -> None:
+    def on_reply(self, slot: WorkerSlot, job: PoolJob | None, reply: Reply) -> None:
         """Keep a job's result; an error of it ends the run."""
         value = reply.unwrap()
         if job is None:
-            place.opened(*value)
-            return
-        self._answers[job.key].set_result(value)
+            slot.opened(*value)
+        else:
+            self._answers[job.key].set_result(value)
 
-    def died(self, place: Place) -> None:
+    def on_death(self, slot: WorkerSlot) -> None:
         """Queue the job of a worker that died again."""
         self.deaths += 1
-        job: CrewJob | None = place.job
+        job: PoolJob | None = slot.job
         if job is None:
             return
         if job.attempts >= MAX_ATTEMPTS:
@@ -137,4 +137,4 @@ class Crew(Places):
             )
         self.queue.appendleft(job)
 
-    hung = died
+    on_timeout = on_death

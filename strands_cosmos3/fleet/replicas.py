@@ -1,10 +1,10 @@
-"""A replica on Ray: an actor that leads a group of rank processes on its machine, which simulators
-share.
+"""A replica on Ray: an actor that leads a group of rank processes on its machine, which clients,
+simulators for instance, share.
 
-The leader gives all ranks the same requests in the same order, one at a time, so simulators need
-not coordinate. If a rank dies, hangs or fails, the leader ends all of them, starts others and
-repeats the request: an inference has no memory, so a simulator only waits longer. If the leader
-itself is killed, its ranks end with it, and the driver starts another one.
+The leader gives all ranks the same requests in the same order, one at a time, so clients need not
+coordinate. If a rank dies, hangs or fails, the leader ends all of them, starts others and repeats
+the request: an inference has no memory, so a client only waits longer. If the leader itself is
+killed, its ranks end with it, and the pool starts another one.
 
 Requests and results travel as the bytes of ``parallel.payload``. The leader does not decode them
 and loads no torch.
@@ -15,15 +15,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import EvaluationError, RanksError, ReplicaLostError
-from strands_cosmos3.evaluation.cluster import WORKER_FAILURES, Reply
-from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.parallel.config import RankOptions
+from strands_cosmos3.fleet.cluster import WORKER_FAILURES, Reply
+from strands_cosmos3.fleet.topology import Topology
+from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import RankTimeouts
 from strands_cosmos3.parallel.rank import rank_processes
 
@@ -31,23 +33,21 @@ if TYPE_CHECKING:
     from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 MAX_STARTS = 3
-"""How often one request may start ranks before the evaluation gives up."""
-TIMEOUTS = RankTimeouts(silent_s=12.0)  # simulators on the same cores may delay a heartbeat
+"""How often one request may start ranks before the run gives up."""
+TIMEOUTS = RankTimeouts(silent_s=12.0)  # clients on the same cores may delay a heartbeat
 """How long to wait for ranks."""
 _PLACEMENT_S = 120.0
 _CALL_S = 30.0
 
 
 class Replica:
-    """The actor that leads a group of ranks."""
+    """The actor that leads a group of ranks, on GPUs or with one thread each on the CPU."""
 
-    def __init__(self, settings: Settings):
-        policy = settings.policy
-        on_gpu = settings.topology.num_gpus > 0
+    def __init__(self, model: str, parallel: ParallelConfig, engine: EngineOptions, on_gpu: bool):
         device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "float32")
-        engine = replace(policy.engine, device=device, dtype=policy.engine.dtype or dtype)
+        engine = replace(engine, device=device, dtype=engine.dtype or dtype)
         options = RankOptions(engine, threads=None if on_gpu else 1)
-        self._ranks = rank_processes(str(policy.model), policy.parallel, options, TIMEOUTS)
+        self._ranks = rank_processes(model, parallel, options, TIMEOUTS)
 
     @ray.method(concurrency_group="status")
     def restarts(self) -> int:
@@ -57,20 +57,20 @@ class Replica:
     @ray.method(concurrency_group="inference")
     def start(self) -> Reply:
         """Start the ranks, if they are not running, and wait until all have loaded."""
-        return Reply.of(lambda: _repeated(self._ranks.start))
+        return Reply.of(lambda: _retry(self._ranks.start))
 
     @ray.method(concurrency_group="inference")
     def infer(self, payload: bytes) -> Reply:
         """Answer a request."""
-        return Reply.of(lambda: _repeated(lambda: self._ranks.infer(payload)))
+        return Reply.of(lambda: _retry(self._ranks.infer, payload))
 
 
-def _repeated(work: Callable[[], Any]) -> Any:
-    """Run ``work``, again with new ranks if some fail."""
+def _retry(ask: Callable[..., Any], *arguments: Any) -> Any:
+    """Ask ranks, again where some fail: they have then been ended, and others start."""
     failure = ""
     for _ in range(MAX_STARTS):
         try:
-            return work()
+            return ask(*arguments)
         except RanksError as error:
             failure = str(error)
     raise EvaluationError(f"a replica failed {MAX_STARTS} times in a row; the last time: {failure}")
@@ -86,24 +86,31 @@ class _Leader:
 
 
 class ReplicaPool:
-    """All replicas of an evaluation, as its driver sees them."""
+    """All replicas of a model, as whoever gives them work sees them.
 
-    def __init__(self, settings: Settings):
-        self._settings = settings
-        self._leaders = [self._make() for _ in range(settings.topology.replicas)]
+    Args:
+        model: A checkpoint's folder or hub repository, which every machine can read.
+        topology: Number and degrees of the replicas, and their GPUs.
+        engine: Options of each rank. Its device follows from the topology, and so does the dtype
+            unless it is given: bfloat16 on GPUs, else float32.
+    """
+
+    def __init__(self, model: str, topology: Topology, engine: EngineOptions):
+        parallel, on_gpu = topology.parallel, topology.num_gpus > 0
+        groups = {"inference": 1, "status": 1}
+        remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
+        gpus = parallel.ranks if on_gpu else 0
+        remote = remote.options(num_cpus=parallel.ranks, num_gpus=gpus, max_restarts=0)
+        self._place = partial(remote.remote, model, parallel, engine, on_gpu)
+        self._leaders = [self._make() for _ in range(topology.replicas)]
         self._restarts_before = 0  # of leaders that are gone, themselves included
 
     def _make(self) -> _Leader:
-        groups = {"inference": 1, "status": 1}
-        topology = self._settings.topology
-        remote: Any = ray.remote(concurrency_groups=groups)(Replica)  # pyright: ignore
-        count = topology.ranks_per_replica
-        gpus = topology.num_gpus // topology.replicas
-        actor = remote.options(num_cpus=count, num_gpus=gpus, max_restarts=0).remote(self._settings)
-        actor.start.remote()  # load while simulators start; the first request reports any error
+        actor = self._place()
+        actor.start.remote()  # load while clients start; the first request reports any error
         return _Leader(actor, actor.restarts.remote())
 
-    def handle(self, worker: int) -> Any:
+    def of_worker(self, worker: int) -> Any:
         """Return the replica of a worker, replaced if it is gone."""
         index = worker % len(self._leaders)
         leader = self._leaders[index]
@@ -122,7 +129,7 @@ class ReplicaPool:
         """
         for leader in self._leaders:
             if ray.wait([leader.count], timeout=0)[0]:
-                with suppress(*WORKER_FAILURES):  # the next call of ``handle`` replaces it
+                with suppress(*WORKER_FAILURES):  # the next call of ``of_worker`` replaces it
                     leader.restarts = ray.get(leader.count)
                 leader.count = leader.actor.restarts.remote()
         return self._restarts_before + sum(leader.restarts for leader in self._leaders)
@@ -153,7 +160,7 @@ class ReplicaClient:
             raise EvaluationError(
                 f"no machine of the cluster has had room for a replica for {_PLACEMENT_S:.0f} s; "
                 f"together they have {resources.get('GPU', 0):.0f} GPUs and "
-                f"{resources.get('CPU', 0):.0f} CPUs. Use a smaller tp or cfg."
+                f"{resources.get('CPU', 0):.0f} CPUs. Use smaller degrees of parallelism."
             ) from None
         self._call(self._replica.start).unwrap()
 
@@ -162,7 +169,7 @@ class ReplicaClient:
         return self._call(self._replica.infer, payload).unwrap()
 
     def close(self) -> None:
-        """Do nothing: other simulators use the replica too."""
+        """Do nothing: others use the replica too."""
 
     def _call(self, method: Any, *arguments: Any, timeout_s: float | None = None) -> Any:
         try:
@@ -171,12 +178,12 @@ class ReplicaClient:
             raise ReplicaLostError("the leader of a replica is gone.") from None
 
 
-def replica_engine(settings: Settings, replica: Any) -> RankGroupEngine:
+def replica_engine(model: str, replica: Any) -> RankGroupEngine:
     """Return an engine whose ranks are a replica's; a CheckpointError if its headers cannot be
     read here.
     """
     from strands_cosmos3.engine.checkpoint import Checkpoint, locate
     from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
-    checkpoint = Checkpoint.open(locate(str(settings.policy.model)))
+    checkpoint = Checkpoint.open(locate(model))
     return RankGroupEngine(checkpoint, False, ReplicaClient(replica))

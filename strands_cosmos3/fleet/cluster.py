@@ -1,5 +1,5 @@
-"""Ray for the duration of an evaluation: started and removed again, or a running cluster joined;
-and what its actors return.
+"""Ray for the duration of a run: started and removed again, or a running cluster joined; and what
+its actors return.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _LONGEST_FOLDER = 18
 
 @contextmanager
 def cluster(address: str | None, cpus: int) -> Iterator[int]:
-    """Provide Ray while the evaluation runs; the value is the number of its GPUs.
+    """Provide Ray while a run lasts; the value is the number of its GPUs.
 
     Args:
         address: A running cluster, from :func:`joinable`, or None to start Ray on this machine, in
@@ -239,7 +239,7 @@ def _short_folder() -> str:
 
 
 def _remove_stale_folders(place: str) -> None:
-    """Remove folders of killed evaluations; their Ray ended with them."""
+    """Remove folders of killed runs; their Ray ended with them."""
     for folder in Path(place).glob(f"{_PREFIX}*"):
         pid = folder.name.removeprefix(_PREFIX).split("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
@@ -247,7 +247,7 @@ def _remove_stale_folders(place: str) -> None:
 
 
 def require_gpus(gpus: int, num_gpus: int, address: str | None) -> None:
-    """Raise a ConfigError if a cluster with ``gpus`` has fewer GPUs than an evaluation wants."""
+    """Raise a ConfigError if a cluster with ``gpus`` has fewer GPUs than a run wants."""
     if num_gpus > gpus:
         place = "on this machine" if address is None else f"in the cluster at {address}"
         raise ConfigError(
@@ -256,11 +256,16 @@ def require_gpus(gpus: int, num_gpus: int, address: str | None) -> None:
         )
 
 
+def machines_alive() -> bool:
+    """Return whether the cluster has a machine left; Ray itself would wait for another forever."""
+    return any(node["Alive"] for node in ray.nodes())
+
+
 @dataclass(frozen=True)
 class Reply:
     """The outcome of an actor's method, with errors as text, because not every process can unpickle
     every error: ``done`` with a value; ``error`` with type name and
-    message; or ``lost``, an error after which the episode should run again because its replica is
+    message; or ``lost``, an error after which the work should be done again because its replica is
     gone.
     """
 
