@@ -10,7 +10,7 @@ hue, where the VAE before had 92 %.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.windows import ClipWindows
 from recipes.vae_training import colour_weight, latent_moments, psnr
-from strands_cosmos3.engine.sequence import SequenceLayout, patchify, unpatchify
+from strands_cosmos3.engine.sequence import (
+    ACTION,
+    VISION,
+    SequenceLayout,
+    patchify,
+    unpatchify,
+)
 from strands_cosmos3.engine.vae import frame_scale
 from strands_cosmos3.engine.wan import WanConfig
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
@@ -57,8 +63,10 @@ def predict_rows(
     action[:, 0, : batch.state.shape[1]] = batch.state
     noisy = torch.zeros(B, layout.tokens, 1)
     noisy[:, layout.vision_tokens + 1 :] = 1
-    _, v = _at_pure_noise(policy, batch, vision, action, noisy, layout, layout.vision_tokens)
-    return action[:, 1:, :width] - v[:, 1:, :width]
+    velocities = _at_pure_noise(
+        policy, batch, (vision, action), noisy, layout, layout.vision_tokens
+    )
+    return action[:, 1:, :width] - velocities[ACTION][:, 1:, :width]
 
 
 @torch.no_grad()
@@ -71,12 +79,14 @@ def predict_clips(
     config, (_, C, frames, H, W) = policy.transformer.config, batch.latents.shape
     how = FlowConfig(pure_noise_fraction=1.0, dynamics_from_frame=from_frame)
     noised = add_noise(batch, config, how, noise)
-    vision, action, noisy = (
-        tensor.to(policy.w_in.device) for tensor in (noised.vision, noised.action, noised.noisy)
-    )
+    device = policy.w_in.device
+    tokens = [stream.tokens.to(device) for stream in noised.streams]
     first = noised.layout.vision_tokens // frames
-    v, _ = _at_pure_noise(policy, batch, vision, action, noisy, noised.layout, first)
-    clean = torch.cat([vision[:, :first], vision[:, first:] - v], dim=1)
+    velocities = _at_pure_noise(
+        policy, batch, tokens, noised.noisy.to(device), noised.layout, first
+    )
+    vision = tokens[VISION]
+    clean = torch.cat([vision[:, :first], vision[:, first:] - velocities[VISION]], dim=1)
     return torch.stack(
         [unpatchify(tokens, (frames, H, W), config.latent_patch_size) for tokens in clean]
     )[:, :C].cpu()
@@ -85,16 +95,15 @@ def predict_clips(
 def _at_pure_noise(
     policy: TrainedPolicy,
     batch: Batch,
-    vision: torch.Tensor,
-    action: torch.Tensor,
+    tokens: Sequence[torch.Tensor],
     noisy: torch.Tensor,
     layout: SequenceLayout,
     first: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Return the velocities of windows at noise level 1, from the token ``first`` on."""
     prompts = read_prompts(policy.transformer, batch.prompts).select(batch.prompt)
-    time = discretize_timestep(torch.ones(len(vision), device=vision.device))
-    return velocity(policy, vision, action, time, noisy, layout, prompts, first)
+    time = discretize_timestep(torch.ones(len(noisy), device=noisy.device))
+    return velocity(policy, tokens, time, noisy, layout, prompts, first)
 
 
 def predicted_latents(

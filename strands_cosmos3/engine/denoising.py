@@ -1,22 +1,22 @@
-"""State of the sampling loop for several requests at once: their starting samples, and the passes
-of each step.
+"""State of the sampling loop for several requests at once: the streams that are sampled together,
+and the passes of each step.
 
 Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N
-generation tokens, V vision tokens, T action rows, P numbers in a vision token, A action width, d
-head width; C F H W latent channels, frames, height and width.
+generation tokens, n tokens of a stream, V vision tokens, T action rows, P numbers in a token, A
+action width, d head width; C F H W latent channels, frames, height and width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 
-from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise
 from strands_cosmos3.engine.sampler import Schedule, UniPC
-from strands_cosmos3.engine.sequence import SequenceLayout, patchify
+from strands_cosmos3.engine.sequence import VISION, SequenceLayout, patchify
 from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.types import Mode
@@ -37,14 +37,40 @@ class Pass:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Starting samples: given values where something is given, noise elsewhere."""
+class Stream:
+    """What is sampled of one kind of token.
 
-    vision_RVP: torch.Tensor
-    action_RTA: torch.Tensor
-    vision_free: torch.Tensor  # [R, V, P], 1 where the sampler writes
-    action_free: torch.Tensor  # [R, T, A]
-    noisy_RN1: torch.Tensor  # 1 where the time embedding is added
+    Attributes:
+        start_RnP: Starting sample: given values where something is given, noise elsewhere.
+        free_RnP: 1 where the sampler writes. Of a noisy token the first number always is free.
+        noisy: The first noisy token, and the one after the last.
+        wanted: How many tokens are wanted in the end, from the first on.
+    """
+
+    start_RnP: torch.Tensor
+    free_RnP: torch.Tensor
+    noisy: tuple[int, int]
+    wanted: int
+
+    def group(self, last: bool) -> slice:
+        """The tokens whose velocity a step needs; at the last one, only those that are wanted."""
+        start, stop = self.noisy
+        return slice(start, max(start, min(stop, self.wanted)) if last else stop)
+
+    def advance(self, sampler: UniPC, velocity: torch.Tensor, group: slice) -> None:
+        """Take one sampler step with the velocity [R, tokens, P] of a group; given values are
+        restored.
+        """
+        if group.stop > group.start:
+            whole = torch.zeros_like(sampler.sample)
+            whole[:, group] = velocity
+            free = self.free_RnP
+            sampler.sample = torch.where(free > 0, sampler.step(whole * free), self.start_RnP)
+
+
+def noisy_tokens(streams: Sequence[Stream]) -> torch.Tensor:
+    """[R, N, 1], 1 where the time embedding is added."""
+    return torch.cat([stream.free_RnP[..., :1] for stream in streams], dim=1)
 
 
 def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedule]) -> None:
@@ -81,90 +107,89 @@ def passes_of_steps(
     ``guides`` says for each request at which steps it has guidance; ``make`` is called once for
     each distinct pass.
     """
-    passes: dict[tuple[tuple[int, ...], bool], Pass] = {}
+    make = cache(make)
     steps = []
     for flags in zip(*guides, strict=True):
-        keys = [
-            (tuple(i for i, flag in enumerate(flags) if flag is guided), guided)
-            for guided in (True, False)
-        ]
-        keys = [key for key in keys if key[0]]
-        passes |= {key: make(*key) for key in keys if key not in passes}
-        steps.append(tuple(passes[key] for key in keys))
+        with_guidance, without = (
+            tuple(i for i, flag in enumerate(flags) if flag is guided) for guided in (True, False)
+        )
+        keys = (with_guidance, True), (without, False)
+        steps.append(tuple(make(*key) for key in keys if key[0]))
     return steps
 
 
-def starting_samples(
+def starting_streams(
     requests: Sequence[Cosmos3ActionRequest],
     dynamics_from_frame: bool,
     layouts: Sequence[SequenceLayout],
     clean_RCFHW: Sequence[torch.Tensor],
-    config: TransformerConfig,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> Sample:
-    """The starting samples of requests with equal shapes: noise, or ``dynamics_from_frame`` in
+    frames: int,
+    width: int,
+) -> tuple[Stream, ...]:
+    """The streams of requests with equal shapes, which start as noise; ``dynamics_from_frame`` in
     both dynamics every frame is frame 0 and every row zero.
 
-    ``dtype`` is that of hidden states. Noise that a request brings counts in any case.
+    Noise that a request brings counts in any case. Of the latents the first ``frames`` are wanted;
+    ``width`` is that of action rows.
     """
-    each = []
-    for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True):
-        vision_free, noisy = _free_vision(layout, config)
-        action_free = torch.zeros(layout.action_rows, config.action_dim)
-        action_free[layout.clean_rows :, : layout.raw_action_dim] = 1
-        clean_rows = torch.zeros_like(action_free)
-        first = rest = None
-        if dynamics_from_frame and request.mode is not Mode.POLICY:
-            first = clean[:, :1].expand_as(clean)
-            rest = clean_rows.clone()
-        seed = request.seed
-        noise = starting_noise(request.video_noise, seed, clean.shape, "video_noise", first)
-        row_noise = starting_noise(
-            request.action_noise, seed, clean_rows.shape, "action_noise", rest
-        )
-        # history and state row come first; in forward dynamics the whole chunk follows
-        first_of_chunk = layout.action_rows - request.action_chunk
-        for at, rows in ((0, request.action_prefix), (first_of_chunk, request.cond_action)):
-            if rows is not None:
-                clean_rows[at : at + len(rows), : rows.shape[1]] = rows
-        vision_free = vision_free.to(device)
-        noise = patchify(noise.to(device), layout.patch)
-        vision = torch.where(vision_free > 0, noise, patchify(clean, layout.patch))
-        action = torch.where(action_free > 0, row_noise.to(clean_rows), clean_rows).to(device)
-        each.append((vision, action, vision_free, action_free.to(device), noisy.to(device, dtype)))
-    return Sample(*map(torch.stack, zip(*each, strict=True)))
+    batch = [
+        (request, layout, clean, dynamics_from_frame and request.mode is not Mode.POLICY)
+        for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True)
+    ]
+    samples = (_starting_vision, partial(_starting_action, width))
+    noisy = zip(*(layout.noisy for layout in layouts), strict=True)
+    wanted = list(layouts[0].counts)
+    wanted[VISION] = wanted[VISION] // layouts[0].latent_shape[0] * frames
+    streams = []
+    for sample, groups, count in zip(samples, noisy, wanted, strict=True):
+        start, free = map(torch.stack, zip(*(sample(*each) for each in batch), strict=True))
+        streams.append(Stream(start, free, hull(groups), count))
+    return tuple(streams)
 
 
-def _free_vision(
-    layout: SequenceLayout, config: TransformerConfig
+def _starting_vision(
+    request: Cosmos3ActionRequest,
+    layout: SequenceLayout,
+    clean_CFHW: torch.Tensor,
+    from_frame: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """[V, P] where the sampler writes latents, and [N, 1] noisy tokens; the padding of an odd
-    edge is not free either.
-    """
-    free = torch.ones(config.latent_channel, *layout.latent_shape)
-    noisy = torch.ones(layout.tokens, 1)
-    clean = list(layout.clean_frames)
-    free[:, clean] = 0
-    noisy[: layout.vision_tokens].view(layout.latent_shape[0], -1)[clean] = 0
-    noisy[layout.vision_tokens : layout.vision_tokens + layout.clean_rows] = 0
-    return patchify(free, layout.patch), noisy
+    """Vision tokens [V, P] and where they are free; the padding of an odd edge is not."""
+    free = torch.ones_like(clean_CFHW)
+    free[:, list(layout.clean_frames)] = 0
+    free = patchify(free, layout.patch)
+    start = clean_CFHW[:, :1].expand_as(clean_CFHW) if from_frame else None
+    noise = starting_noise(
+        request.video_noise, request.seed, clean_CFHW.shape, "video_noise", start
+    )
+    noise = patchify(noise.to(clean_CFHW.device), layout.patch)
+    return torch.where(free > 0, noise, patchify(clean_CFHW, layout.patch)), free
 
 
-def hull(groups: Sequence[slice]) -> slice:
-    """The smallest slice that holds all of these; empty if they are."""
+def _starting_action(
+    width: int,
+    request: Cosmos3ActionRequest,
+    layout: SequenceLayout,
+    clean_CFHW: torch.Tensor,
+    from_frame: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Action rows [T, A] and where they are free, on the device of the latents."""
+    given = clean_CFHW.new_zeros(layout.action_rows, width)
+    free = given.clone()
+    free[layout.clean_rows :, : layout.raw_action_dim] = 1
+    start = given.clone() if from_frame else None
+    noise = starting_noise(request.action_noise, request.seed, given.shape, "action_noise", start)
+    # history and state row come first; in forward dynamics the whole chunk follows
+    first_of_chunk = layout.action_rows - request.action_chunk
+    for at, rows in ((0, request.action_prefix), (first_of_chunk, request.cond_action)):
+        if rows is not None:
+            given[at : at + len(rows), : rows.shape[1]] = rows
+    return torch.where(free > 0, noise.to(given), given), free
+
+
+def hull(groups: Sequence[slice]) -> tuple[int, int]:
+    """Start and stop of the smallest group that holds all of these; 0, 0 if they are empty."""
     nonempty = [group for group in groups if group.stop > group.start] or [slice(0, 0)]
-    return slice(min(g.start for g in nonempty), max(g.stop for g in nonempty))
-
-
-def advance(
-    state: UniPC, velocity: torch.Tensor, tokens: slice, free: torch.Tensor, clean: torch.Tensor
-) -> None:
-    """One sampler step with the velocity [R, n, ...] of some tokens; given values are restored."""
-    if tokens.stop > tokens.start:
-        whole = torch.zeros_like(state.sample)
-        whole[:, tokens] = velocity
-        state.sample = torch.where(free > 0, state.step(whole * free), clean)
+    return min(g.start for g in nonempty), max(g.stop for g in nonempty)
 
 
 def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> torch.Tensor:
@@ -175,6 +200,21 @@ def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> 
         return velocity_B.float()
     conditional, unconditional = velocity_B.float().chunk(2)
     return unconditional + scale_R11 * (conditional - unconditional)
+
+
+def joined(
+    members: Sequence[Sequence[int]], parts: Sequence[list[torch.Tensor]]
+) -> list[torch.Tensor]:
+    """[R, ...] of each stream in the order of the requests, from the parts of passes with these
+    members.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    places = sorted(
+        (m, i, row) for i, of_pass in enumerate(members) for row, m in enumerate(of_pass)
+    )
+    of_streams = zip(*parts, strict=True)
+    return [torch.stack([of_passes[i][row] for _, i, row in places]) for of_passes in of_streams]
 
 
 def guides(interval: tuple[float, float] | None, timestep: int) -> bool:

@@ -23,18 +23,18 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.denoising import (
     Pass,
-    Sample,
-    advance,
+    Stream,
     combine,
     guides,
-    hull,
+    joined,
+    noisy_tokens,
     passes_of_steps,
     require_alike,
-    starting_samples,
+    starting_streams,
 )
 from strands_cosmos3.engine.graphs import Graphs, compile_layers, compiling
 from strands_cosmos3.engine.options import DecodeVideo, Dtype, EngineOptions
-from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae, Velocities
+from strands_cosmos3.engine.parallel_context import ParallelContext, SingleProcess, Vae
 from strands_cosmos3.engine.precision import StepPolicy
 from strands_cosmos3.engine.preflight import choose_dtype, preflight, torch_device
 from strands_cosmos3.engine.quantised import (
@@ -51,7 +51,9 @@ from strands_cosmos3.engine.sampler import (
     unipc_coefficients,
 )
 from strands_cosmos3.engine.sequence import (
+    ACTION,
     TEMPORAL_COMPRESSION,
+    VISION,
     SequenceLayout,
     generation_positions,
     rope_tables,
@@ -457,40 +459,31 @@ class Cosmos3Engine(Closeable):
         with clock.part("text"):
             passes = self._passes(requests, layouts, schedules[0])
         with clock.part("denoise"):
-            sample = starting_samples(
-                requests,
-                self.checkpoint.dynamics_from_frame,
-                layouts,
-                clean,
-                self.config,
-                self.device,
-                self.dtype,
-            )
             latent_frames = [
                 layout.latent_shape[0] if request.return_video else latents_of(count)
                 for request, layout, count in zip(requests, layouts, frames, strict=True)
             ]
-            tokens_a_frame = layouts[0].vision_tokens // layouts[0].latent_shape[0]
-            vision_RVP, action_RTA = self._denoise(
+            streams = starting_streams(
+                requests,
+                self.checkpoint.dynamics_from_frame,
                 layouts,
-                schedules[0],
-                sample,
-                passes,
-                max(latent_frames) * tokens_a_frame,
-                on_step,
+                clean,
+                max(latent_frames),
+                self.config.action_dim,
             )
+            samples = self._denoise(streams, schedules[0], passes, on_step)
         results = []
         for i, (request, layout) in enumerate(zip(requests, layouts, strict=True)):
             result: dict[str, Any] = {}
             if latent_frames[i]:
-                video = unpatchify(vision_RVP[i], layout.latent_shape, layout.patch)[None]
+                video = unpatchify(samples[VISION][i], layout.latent_shape, layout.patch)[None]
                 result = self._video(video[:, :, : latent_frames[i]], frames[i], clock)
             if novel:
                 result["novelty"] = novel[i]
-            rows = action_RTA[i, -request.action_chunk :, : request.raw_action_dim]
+            rows = samples[ACTION][i, -request.action_chunk :, : request.raw_action_dim]
             result["action"] = rows[None].float().cpu()
-            space = self._action_space(request)
-            results.append({**result, "seed": request.seed, "action_space": space})
+            result["seed"] = request.seed
+            results.append(result | {"action_space": self._action_space(request)})
         timing = clock.milliseconds()
         return [{**result, "timing": dict(timing)} for result in results]
 
@@ -655,30 +648,16 @@ class Cosmos3Engine(Closeable):
 
     def _denoise(
         self,
-        layouts: Sequence[SequenceLayout],
+        streams: tuple[Stream, ...],
         schedule: Schedule,
-        sample: Sample,
         passes: Sequence[tuple[Pass, ...]],
-        video_tokens: int,
         on_step: OnStep | None,
     ) -> tuple[torch.Tensor, ...]:
-        """Final vision tokens [R, V, P], of which the first ``video_tokens`` are wanted, and action
-        rows [R, T, A].
-        """
+        """The final tokens [R, n, P] of each stream."""
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         # [steps, D]: one row a step, not one a token
         times = self.transformer.time_embedder(timesteps).to(self.dtype)
-        noisy_vision = hull([layout.noisy_vision for layout in layouts])
-        noisy_action = hull([layout.noisy_action for layout in layouts])
-        arguments = (
-            sample,
-            tuple(passes),
-            times,
-            unipc_coefficients(schedule),
-            (noisy_vision.start, noisy_vision.stop),
-            (noisy_action.start, noisy_action.stop),
-            video_tokens,
-        )
+        arguments = streams, tuple(passes), times, unipc_coefficients(schedule)
         with compiling() if self.options.compile else nullcontext():
             if self._graphs is None:
                 return self._loop(*arguments, on_step=on_step)
@@ -689,67 +668,41 @@ class Cosmos3Engine(Closeable):
 
     def _loop(
         self,
-        sample: Sample,
+        streams: Sequence[Stream],
         passes: Sequence[tuple[Pass, ...]],
         times: torch.Tensor,
         steps: tuple[StepCoefficients, ...],
-        noisy_vision: tuple[int, int],
-        noisy_action: tuple[int, int],
-        video_tokens: int,
         on_step: OnStep | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """All steps, on the device alone: a CUDA graph can hold them."""
-        vision = UniPC(sample.vision_RVP, steps)
-        action = UniPC(sample.action_RTA, steps)
-        R, V, _ = sample.vision_RVP.shape
-        vision_group = slice(*noisy_vision)
-        action_group = slice(*noisy_action)
-        rows = slice(action_group.start - V, action_group.stop - V)
+        samplers = [UniPC(stream.start_RnP, steps) for stream in streams]
+        noisy_RN1 = noisy_tokens(streams).to(self.dtype)
         for i, at_step in enumerate(passes):
             self._precision.select(i, len(passes))
-            if i + 1 == len(passes):
-                first, stop = noisy_vision
-                vision_group = slice(first, max(first, min(stop, video_tokens)))
-            velocities = []
-            for each in at_step:
-                state = vision.sample, action.sample, sample.noisy_RN1
-                if len(each.members) < R:
-                    state = (torch.stack([t[member] for member in each.members]) for t in state)
-                v, a, noisy = state
-                velocities.append(
-                    self.transformer.velocity(
-                        v,
-                        a,
-                        times[i],
-                        noisy,
-                        each.rope,
-                        each.texts,
-                        each.head,
-                        vision_group,
-                        action_group,
-                    )
-                )
-            of_vision, of_action = self._combined(at_step, velocities)
-            advance(vision, of_vision, vision_group, sample.vision_free, sample.vision_RVP)
-            advance(action, of_action, rows, sample.action_free, sample.action_RTA)
+            groups = [stream.group(last=i + 1 == len(passes)) for stream in streams]
+            state = [*(sampler.sample for sampler in samplers), noisy_RN1]
+            parts = [self._velocities(each, state, times[i], groups) for each in at_step]
+            of_streams = joined([each.members for each in at_step], parts)
+            for stream, sampler, velocity, group in zip(
+                streams, samplers, of_streams, groups, strict=True
+            ):
+                stream.advance(sampler, velocity, group)
             if on_step is not None:
                 on_step(i + 1, len(passes))
-        return vision.sample, action.sample
+        return tuple(sampler.sample for sampler in samplers)
 
-    def _combined(
-        self, passes: Sequence[Pass], velocities: Sequence[Velocities]
+    def _velocities(
+        self, of: Pass, state: list[torch.Tensor], time: torch.Tensor, groups: Sequence[slice]
     ) -> list[torch.Tensor]:
-        """Velocities of vision tokens and of action rows [R, ...], float32, after guidance, in
-        the order of the requests.
+        """Velocities of a pass for each stream's group, [requests of the pass, tokens, P], float32,
+        after guidance; ``state`` is that of all requests, as in :meth:`_loop`.
         """
-        parts = []
-        for each, of_branches in zip(passes, velocities, strict=True):
-            if each.guided:
-                of_branches = self.parallel_context.exchange(of_branches)
-            parts.append([combine(v_B, each.guided, each.scale_R11) for v_B in of_branches])
-        if len(parts) == 1:
-            return parts[0]
-        members = [member for each in passes for member in each.members]
-        order = sorted(range(len(members)), key=members.__getitem__)
-        joined = map(torch.cat, zip(*parts, strict=True))
-        return [torch.stack([velocity[i] for i in order]) for velocity in joined]
+        if len(of.members) < len(state[0]):
+            state = [torch.stack([each[member] for member in of.members]) for each in state]
+        *tokens, noisy = state
+        velocities = self.transformer.velocity(
+            tokens, time, noisy, of.rope, of.texts, of.head, groups
+        )
+        if of.guided:
+            velocities = self.parallel_context.exchange(velocities)
+        return [combine(velocity_B, of.guided, of.scale_R11) for velocity_B in velocities]

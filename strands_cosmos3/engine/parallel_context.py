@@ -12,8 +12,8 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import Shard, unsharded
 
-# vision tokens [B, n, P], action rows [B, m, A]; B branches of guidance
-Velocities = tuple[torch.Tensor, torch.Tensor]
+# of each stream [B, tokens, P]; B branches of guidance
+Velocities = tuple[torch.Tensor, ...]
 
 
 class Vae(Protocol):

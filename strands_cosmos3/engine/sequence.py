@@ -1,5 +1,5 @@
-"""The generation sequence: its tokens, which of them are clean, and their positions in time and
-space.
+"""The generation sequence: the tokens of its streams, which of them are clean, and their positions
+in time and space.
 
 Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token
 (patch x patch x channels), C latent channels, F latent frames, H W latent height and width, d head
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 
@@ -20,11 +21,14 @@ from strands_cosmos3.engine.config import TransformerConfig
 
 TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 SPATIAL_COMPRESSION = 16  # pixels per latent in height and width
+VISION, ACTION = 0, 1  # streams, in the order of the sequence
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Layout of one generation sequence: vision tokens frame by frame, then the action rows."""
+    """Layout of one generation sequence: vision tokens frame by frame, then the action rows, each a
+    stream of its own.
+    """
 
     # (F, H, W) of the video latents, cropped to the picture's content
     latent_shape: tuple[int, int, int]
@@ -51,23 +55,27 @@ class SequenceLayout:
         return frames * rows * columns
 
     @property
+    def counts(self) -> tuple[int, ...]:
+        """The number of tokens of each stream."""
+        return self.vision_tokens, self.action_rows
+
+    @property
     def tokens(self) -> int:
         """N, the number of generation tokens."""
-        return self.vision_tokens + self.action_rows
+        return sum(self.counts)
 
     @property
-    def noisy_vision(self) -> slice:
-        """Tokens from the first to the last noisy frame; empty if every frame is clean."""
+    def noisy(self) -> tuple[slice, ...]:
+        """The tokens of each stream from its first to its last noisy one; empty if none is."""
         frames, rows, columns = self.grid
-        noisy = [i for i in range(frames) if i not in self.clean_frames]
-        if not noisy:
-            return slice(0, 0)
-        return slice(noisy[0] * rows * columns, (noisy[-1] + 1) * rows * columns)
+        noisy = [i for i in range(frames) if i not in self.clean_frames] or [0, -1]
+        of_vision = slice(noisy[0] * rows * columns, (noisy[-1] + 1) * rows * columns)
+        return of_vision, slice(min(self.clean_rows, self.action_rows), self.action_rows)
 
-    @property
-    def noisy_action(self) -> slice:
-        """Tokens of the action rows that are not given; empty if all are."""
-        return slice(self.vision_tokens + min(self.clean_rows, self.action_rows), self.tokens)
+    def counts_from(self, first: int) -> list[int]:
+        """The number of tokens of each stream from the token ``first`` of the sequence on."""
+        ends = accumulate(self.counts)
+        return [max(0, min(n, end - first)) for n, end in zip(self.counts, ends, strict=True)]
 
 
 def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:

@@ -4,9 +4,9 @@ denoising step.
 Modules carry the names of the released checkpoint. Below ``text.`` and ``generation.`` a
 parameter's name is its key there.
 
-Shape suffixes: N generation tokens, S text tokens, V vision tokens, T action rows, D hidden, P
-numbers in a vision token, A action width, h query heads, k key heads, d head width; B guidance
-branches in inference, windows in training.
+Shape suffixes: N generation tokens, n those of a stream, P numbers in one, S text tokens, T action
+rows, A action width, D hidden, h query heads, k key heads, d head width; B guidance branches in
+inference, windows in training.
 
 Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests, whose order of
 rounding is kept for bfloat16.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from operator import attrgetter
 from typing import Any
 
@@ -111,6 +111,14 @@ class ActionHead:
             return action_BTD @ self.w_out + self.b_out
         by_request = action_BTD.unflatten(0, (-1, len(self.b_out)))
         return (by_request @ self.w_out + self.b_out[:, None]).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class StreamHead:
+    """From the tokens [n, P] of a stream to hidden states [n, D], and from these to velocities."""
+
+    read: Callable[[torch.Tensor], torch.Tensor]
+    write: Callable[[torch.Tensor], torch.Tensor]
 
 
 class RmsNorm(nn.Module):
@@ -384,10 +392,16 @@ class Cosmos3Transformer(nn.Module):
         """Dtype of the projections, hence of all hidden states."""
         return self.proj_in.weight.dtype
 
+    def heads(self, action: ActionHead) -> tuple[StreamHead, ...]:
+        """The heads of the streams, in the order of the sequence."""
+        return (
+            StreamHead(self.proj_in, self.proj_out),
+            StreamHead(lambda rows: action.read(rows) + self.action_modality_embed, action.write),
+        )
+
     def embed(
         self,
-        vision_VP: torch.Tensor,
-        action_TA: torch.Tensor,
+        tokens: Sequence[torch.Tensor],
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         head: ActionHead,
@@ -395,43 +409,40 @@ class Cosmos3Transformer(nn.Module):
         """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A
         leading B is allowed.
         """
-        vision_VD = self.proj_in(vision_VP.to(self.dtype))
-        action_TD = head.read(action_TA.to(self.dtype)) + self.action_modality_embed
-        return torch.cat([vision_VD, action_TD], dim=-2) + noisy_N1 * time_D
+        streams = zip(self.heads(head), tokens, strict=True)
+        read = [of_stream.read(tokens_nP.to(self.dtype)) for of_stream, tokens_nP in streams]
+        return torch.cat(read, dim=-2) + noisy_N1 * time_D
 
-    def project(
-        self, vision_ND: torch.Tensor, action_ND: torch.Tensor, head: ActionHead
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Velocities of vision tokens and of action rows from their final hidden states."""
-        return self.proj_out(vision_ND), head.write(action_ND)
+    def project(self, hidden: Sequence[torch.Tensor], head: ActionHead) -> tuple[torch.Tensor, ...]:
+        """Velocities of each stream from its final hidden states."""
+        streams = zip(self.heads(head), hidden, strict=True)
+        return tuple(of_stream.write(hidden_nD) for of_stream, hidden_nD in streams)
 
     def velocity(
         self,
-        vision_VP: torch.Tensor,
-        action_TA: torch.Tensor,
+        tokens: Sequence[torch.Tensor],
         time_D: torch.Tensor,
         noisy_N1: torch.Tensor,
         rope: Rope,
         texts: Sequence[TextKV],
         head: ActionHead,
-        vision_group: slice,
-        action_group: slice,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Velocities of one denoising step for two groups of tokens, [B, tokens, P] and [B, tokens,
-        A].
+        groups: Sequence[slice],
+    ) -> tuple[torch.Tensor, ...]:
+        """Velocities of one denoising step, [B, tokens, P] for each stream's group of tokens.
 
         Args:
-            vision_VP: Vision tokens. action_TA: Action rows.
+            tokens: The tokens [n, P] of each stream, in the order of the sequence.
             time_D: Embedding of the step's timestep, in the model's dtype; it is added to noisy
                 tokens only.
             noisy_N1: 1 where a token is noisy, 0 where it is given, in the model's dtype.
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts, see :func:`side_by_side`.
+            groups: Those tokens of each stream whose velocity is wanted.
 
         A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one
         branch after the other's.
         """
-        x_RND = self.embed(vision_VP, action_TA, time_D, noisy_N1, head)
+        x_RND = self.embed(tokens, time_D, noisy_N1, head)
         branches = len(rope[0]) // math.prod(x_RND.shape[:-2])
         # in one layout for any number of branches, so that compiled layers are one graph
         x_BND = x_RND.expand(branches, *x_RND.shape).flatten(0, -3).contiguous()
@@ -439,10 +450,12 @@ class Cosmos3Transformer(nn.Module):
             partial(_over_prompts, prompts)
             for prompts in zip(*(text.layers for text in texts), strict=True)
         ]
-        of_vision, of_action = self.generation(
-            x_BND, rope, attentions, (vision_group, action_group)
-        )
-        return self.project(of_vision, of_action, head)
+        firsts = accumulate((state.shape[-2] for state in tokens[:-1]), initial=0)
+        of_sequence = [
+            slice(first + group.start, first + group.stop)
+            for first, group in zip(firsts, groups, strict=True)
+        ]
+        return self.project(self.generation(x_BND, rope, attentions, of_sequence), head)
 
 
 def grouped_attention(

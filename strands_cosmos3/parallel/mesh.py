@@ -153,14 +153,13 @@ class Mesh(ParallelContext):
         """
         if self.cfg.size == 1:
             return velocities
-        packed = torch.cat([velocity.flatten() for velocity in velocities])
-        branches = self.cfg.gather(packed, "guidance")
-        split = [b.split([velocity.numel() for velocity in velocities]) for b in branches]
-        vision, action = (
-            torch.cat([part.view_as(velocity) for part in parts])
-            for velocity, parts in zip(velocities, zip(*split, strict=True), strict=True)
+        packed = torch.cat([velocity.flatten(1) for velocity in velocities], dim=1)
+        branches = torch.cat(self.cfg.gather(packed, "guidance"))
+        parts = branches.split([velocity[0].numel() for velocity in velocities], dim=1)
+        return tuple(
+            part.unflatten(1, velocity.shape[1:])
+            for part, velocity in zip(parts, velocities, strict=True)
         )
-        return vision, action
 
     def barrier(self) -> None:
         """See :meth:`ParallelContext.barrier`."""

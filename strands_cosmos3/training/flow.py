@@ -4,8 +4,8 @@ The engine answers one request; here each window has its own prompt, and attends
 under a mask.
 
 Shape suffixes as in the engine: B windows, G prompts, S text tokens, V vision tokens, T action rows
-(a state row included), N = V + T, P numbers in a vision token, A action width, D hidden, h / k
-heads, d head width.
+(a state row included), n tokens of a stream, N tokens of all, P numbers in a token, A action width,
+D hidden, h / k heads, d head width.
 """
 
 from __future__ import annotations
@@ -110,36 +110,35 @@ def _rope(
 
 def velocity(
     policy: TrainedPolicy,
-    vision_BVP: torch.Tensor,
-    action_BTA: torch.Tensor,
+    tokens: Sequence[torch.Tensor],
     timestep_B: torch.Tensor,
     noisy_BN1: torch.Tensor,
     layout: SequenceLayout,
     prompts: PromptBatch,
     first: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, ...]:
     """Velocities of B windows, as :meth:`Cosmos3Transformer.velocity` gives them one by one.
 
     Args:
+        tokens: The tokens [B, n, P] of each stream, in the order of the sequence.
         timestep_B: Timestep of each window, 0..999; it is added to noisy tokens only.
         noisy_BN1: 1 where a token is noisy, 0 where it is given.
         layout: The sequence of each window, whose clock begins after its prompt.
         first: First token whose velocity is wanted; the last layer computes nothing before it.
 
     Returns:
-        [B, vision tokens from ``first`` on, P] and [B, action rows from ``first`` on, A].
+        [B, tokens from ``first`` on, P] of each stream.
     """
     model = policy.transformer
     head = policy.head
-    rope = _rope(layout, model.config, prompts.lengths, vision_BVP)
+    rope = _rope(layout, model.config, prompts.lengths, tokens[0])
     time_B1D = model.time_embedder(timestep_B).to(model.dtype)[:, None]
-    x_BND = model.embed(vision_BVP, action_BTA, time_B1D, noisy_BN1.to(model.dtype), head)
+    x_BND = model.embed(tokens, time_B1D, noisy_BN1.to(model.dtype), head)
     own = torch.ones(x_BND.shape[:2], dtype=torch.bool, device=x_BND.device)
     mask = torch.cat([prompts.mask_BS, own], dim=1)
     attentions = [partial(_attend_masked, mask, layer) for layer in prompts.text.layers]
     (x_BND,) = model.generation(x_BND, rope, attentions, (slice(first, None),))
-    vision_left = max(vision_BVP.shape[1] - first, 0)
-    return model.project(x_BND[:, :vision_left], x_BND[:, vision_left:], head)
+    return model.project(x_BND.split(layout.counts_from(first), dim=1), head)
 
 
 def _attend_masked(

@@ -1,4 +1,4 @@
-"""Flow matching on vision tokens and action rows.
+"""Flow matching on the streams of a sequence: vision tokens and action rows.
 
 At noise level sigma, clean data x0 becomes ``(1 - sigma) x0 + sigma eps`` and the model predicts
 the velocity ``eps - x0``; the engine's sampler reads ``x - sigma v`` as clean data. Video and
@@ -39,17 +39,27 @@ class FlowConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class Noised:
-    """Windows with added noise, and the velocities to predict."""
+class NoisedStream:
+    """Tokens of one stream with added noise, and the velocities to predict."""
 
-    vision: torch.Tensor  # [B, V, P]
-    action: torch.Tensor  # [B, T, A]
-    vision_target: torch.Tensor
-    action_target: torch.Tensor
-    noisy: torch.Tensor  # [B, N, 1], 1 where a token is noisy
+    tokens: torch.Tensor  # [B, n, P]
+    target: torch.Tensor  # [B, n, P]
+    noisy: torch.Tensor  # [B, n, 1], 1 where a token is noisy
+    real: torch.Tensor  # [n, P] or [P], 0 where a number of a token is padding
+
+
+@dataclass(frozen=True, eq=False)
+class Noised:
+    """Windows with added noise."""
+
+    streams: tuple[NoisedStream, ...]
     sigma: torch.Tensor  # [B]
-    real: torch.Tensor  # [V, P], 0 where a number of a vision token is padding
     layout: SequenceLayout
+
+    @property
+    def noisy(self) -> torch.Tensor:
+        """[B, N, 1], 1 where a token is noisy."""
+        return torch.cat([stream.noisy for stream in self.streams], dim=1)
 
 
 def sample_sigma(count: int, how: FlowConfig, noise: torch.Generator) -> torch.Tensor:
@@ -99,33 +109,36 @@ def add_noise(
         batch.fps,
         1 - head,  # of the rows' clock, as in the released checkpoints
     )
-    V = layout.vision_tokens
-    per_frame = V // frames
-    noisy = torch.ones(B, layout.tokens, 1)
+    per_frame = layout.vision_tokens // frames
+    noisy, noisy_rows = (torch.ones(B, n, 1) for n in layout.counts)
     noisy[:, :per_frame] = 0
-    noisy[:, V : V + head] = 0
+    noisy_rows[:, :head] = 0
     if batch.prefix is not None:
         given = torch.arange(rows)[None] < batch.prefix[:, None]
-        noisy[:, V + head :][given] = 0
-    noisy[batch.modes == FORWARD, V:] = 0
-    noisy[batch.modes == INVERSE, :V] = 0
+        noisy_rows[:, head:][given] = 0
+    noisy[batch.modes == INVERSE] = 0
+    noisy_rows[batch.modes == FORWARD] = 0
     sigma = sample_sigma(B, how, noise) if sigma is None else sigma.clone()
     from_frame = (batch.modes != POLICY) & how.dynamics_from_frame
     sigma[from_frame] = 1.0
     clean = torch.vmap(partial(patchify, patch=config.latent_patch_size))(batch.latents)
     clean_rows = _rows(batch, config)
     real = patchify(torch.ones(config.latent_channel, *layout.latent_shape), layout.patch)
-    free_rows = torch.arange(config.action_dim) < layout.raw_action_dim
-    eps = torch.randn(clean.shape, generator=noise) * real
-    eps_rows = torch.randn(clean_rows.shape, generator=noise) * free_rows
-    eps[from_frame] = clean[from_frame, :per_frame].repeat(1, frames, 1)
-    eps_rows[from_frame] = 0
-    share = noisy * sigma[:, None, None]
-    target = eps - clean
-    row_target = eps_rows - clean_rows
-    vision = clean + share[:, :V] * target
-    action = clean_rows + share[:, V:] * row_target
-    return Noised(vision, action, target, row_target, noisy, sigma, real, layout)
+    real_rows = torch.arange(config.action_dim) < layout.raw_action_dim
+    frame = clean[:, :per_frame].repeat(1, frames, 1)
+
+    def noised(
+        clean: torch.Tensor, noisy: torch.Tensor, real: torch.Tensor, start: torch.Tensor
+    ) -> NoisedStream:
+        eps = torch.randn(clean.shape, generator=noise) * real
+        eps[from_frame] = start[from_frame]
+        target = eps - clean
+        tokens = clean + noisy * sigma[:, None, None] * target
+        return NoisedStream(tokens, target, noisy, real)
+
+    vision = noised(clean, noisy, real, frame)
+    action = noised(clean_rows, noisy_rows, real_rows, torch.zeros_like(clean_rows))
+    return Noised((vision, action), sigma, layout)
 
 
 def _rows(batch: Batch, config: TransformerConfig) -> torch.Tensor:
@@ -184,21 +197,16 @@ def noised_loss(
     model = policy.transformer.config
     device = policy.w_in.device
     layout = noised.layout
-    V = layout.vision_tokens
-    v_vision, v_action, noisy = (
-        share.of(tensor).to(device)
-        for tensor in (noised.vision_target, noised.action_target, noised.noisy)
-    )
+    vision, action = noised.streams
     inverse = batch.modes == INVERSE
     forward = (batch.modes == FORWARD).float()
     frames = layout.latent_shape[0]
     first = first_noisy(layout)
     of_vision, of_action = predicted(policy, batch, noised, share)
-    width = layout.raw_action_dim
-    off = of_action[..., :width] - v_action[..., :width]
-    loss = (
-        share.ranks * _sum_square(off, noisy[:, V:]).sum() / noised.noisy[:, V:].sum().clamp(min=1)
-    )
+    off = of_action - share.of(action.target).to(device)
+    off = off[..., : layout.raw_action_dim]
+    loss = share.ranks * _sum_square(off, share.of(action.noisy).to(device)).sum()
+    loss = loss / action.noisy.sum().clamp(min=1)
     metrics = {"action": loss.detach()}
     if config.end_points and inverse.any():
         mine = share.of(inverse).nonzero()[:, 0].to(device)
@@ -208,17 +216,19 @@ def noised_loss(
         metrics["ends"] = ends.detach()
         loss = loss + config.end_points * ends
     if frames > 1:
-        error = (of_vision - v_vision[:, first:]) * noised.real[first:].to(device)
+        error = of_vision - share.of(vision.target).to(device)[:, first:]
+        error = error * vision.real[first:].to(device)
         if config.channels is not None:  # a token's channels follow one another
             error = (
                 error.unflatten(-1, (-1, model.latent_channel)) @ config.channels.to(device)
             ).flatten(-2)
-        of_window = share.ranks * _sum_square(error, noisy[:, first:V])
+        noisy = share.of(vision.noisy).to(device)[:, first:]
+        of_window = share.ranks * _sum_square(error, noisy)
         for name, weight, windows in (
             ("video", config.video, 1 - forward),
             ("forward", config.forward, forward),
         ):
-            if count := (noised.noisy[:, :V].sum((1, 2)) * windows).sum().item():
+            if count := (vision.noisy.sum((1, 2)) * windows).sum().item():
                 mean = (of_window * share.of(windows).to(device)).sum() / count
                 metrics[name] = mean.detach()
                 loss = loss + weight * mean
@@ -233,28 +243,30 @@ def first_noisy(layout: SequenceLayout) -> int:
 
 def predicted(
     policy: TrainedPolicy, batch: Batch, noised: Noised, share: DataShard = SINGLE_PROCESS
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the velocities that a policy predicts for a share's windows, of vision tokens from
-    :func:`first_noisy` on and of action rows.
+) -> tuple[torch.Tensor, ...]:
+    """Return the velocities that a policy predicts for a share's windows, of each stream from the
+    token :func:`first_noisy` on.
     """
-    device, V = policy.w_in.device, noised.layout.vision_tokens
-    vision, action, noisy, sigma = (
+    device, layout = policy.w_in.device, noised.layout
+    *tokens, noisy, sigma = (
         share.of(tensor).to(device)
-        for tensor in (noised.vision, noised.action, noised.noisy, noised.sigma)
+        for tensor in (*(stream.tokens for stream in noised.streams), noised.noisy, noised.sigma)
     )
     prompts, asked = read_prompts(policy.transformer, batch.prompts), share.of(batch.prompt)
-    first, parts = first_noisy(noised.layout), []
+    first, parts = first_noisy(layout), []
+    counts = layout.counts_from(first)
     timestep = discretize_timestep(sigma)
-    groups = _by_first_token(batch.modes == INVERSE, share, first, V)
+    groups = _by_first_token(batch.modes == INVERSE, share, first, layout.vision_tokens)
     for chosen, since in groups:
         text, at = prompts.select(asked[chosen]), chosen.to(device)
-        of_group = velocity(
-            policy, vision[at], action[at], timestep[at], noisy[at], noised.layout, text, since
+        chosen_tokens = [of_stream[at] for of_stream in tokens]
+        of_group = velocity(policy, chosen_tokens, timestep[at], noisy[at], layout, text, since)
+        # of tokens that nobody asks for it is zero
+        parts.append(
+            [F.pad(v, (0, 0, n - v.shape[1], 0)) for n, v in zip(counts, of_group, strict=True)]
         )
-        parts.append((F.pad(of_group[0], (0, 0, since - first, 0)), of_group[1]))
     order = torch.cat([chosen for chosen, _ in groups]).argsort().to(device)
-    of_vision, of_action = (torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
-    return of_vision, of_action
+    return tuple(torch.cat(outputs)[order] for outputs in zip(*parts, strict=True))
 
 
 def _by_first_token(

@@ -52,7 +52,7 @@ def time_on_clean_tokens(patch, _):
     patch.setattr(
         transformer.Cosmos3Transformer,
         "velocity",
-        lambda self, v, a, t, noisy, *rest: original(self, v, a, t, torch.ones_like(noisy), *rest),
+        lambda self, x, t, noisy, *rest: original(self, x, t, torch.ones_like(noisy), *rest),
     )
 
 
@@ -60,10 +60,10 @@ def time_on_clean_tokens(patch, _):
 def no_time_on_actions(patch, _):
     original = transformer.Cosmos3Transformer.velocity
 
-    def velocity(self, v, a, t, noisy, *rest):
+    def velocity(self, tokens, t, noisy, *rest):
         noisy = noisy.clone()
-        noisy[..., v.shape[-2] :, :] = 0
-        return original(self, v, a, t, noisy, *rest)
+        noisy[..., tokens[0].shape[-2] :, :] = 0
+        return original(self, tokens, t, noisy, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
 
@@ -166,12 +166,12 @@ def text_sees_the_future(patch, _):
 def generation_does_not_read_the_prompt(patch, _):
     original = transformer.Cosmos3Transformer.velocity
 
-    def velocity(self, v, a, t, noisy, rope, texts, *rest):
+    def velocity(self, tokens, t, noisy, rope, texts, *rest):
         blank = [
             transformer.TextKV(tuple((k[..., :0, :], v[..., :0, :]) for k, v in text.layers))
             for text in texts
         ]
-        return original(self, v, a, t, noisy, rope, blank, *rest)
+        return original(self, tokens, t, noisy, rope, blank, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
 

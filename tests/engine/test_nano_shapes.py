@@ -35,14 +35,13 @@ def arguments(config, dtype, device, lengths=(160, 29), layout=DROID):
         empty(layout.action_rows, A).float(),
     )
     return (
-        *samples,
+        samples,
         empty(D),
         empty(layout.tokens, 1),
         rope,
         side_by_side(texts),
         head,
-        layout.noisy_vision,
-        layout.noisy_action,
+        layout.noisy,
     )
 
 

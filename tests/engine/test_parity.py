@@ -197,15 +197,13 @@ def test_state_row_against_the_stock_transformer(checkpoints, kind, given):
         told[: rows * columns] = 0
         told[tokens : tokens + given] = 0
         of_vision, of_action = ours.transformer.velocity(
-            patchify(latents[0], 2),
-            actions,
+            (patchify(latents[0], 2), actions),
             ours.transformer.time_embedder(torch.tensor([t]))[0],
             told,
             (rope[0][None], rope[1][None]),
             side_by_side([prompt]),
             ours.action_head(8),
-            layout.noisy_vision,
-            layout.noisy_action,
+            layout.noisy,
         )
     assert share(of_vision[0][inside], exact[0], peer[0]) <= 1
     assert share(of_action[0], exact[1], peer[1]) <= 1

@@ -22,8 +22,14 @@ DROID = SequenceLayout((9, 33, 40), 2, 33, (0,), 1, 8, 15.0, 0)
 
 def test_the_droid_sequence_has_3093_tokens():
     assert (DROID.grid, DROID.vision_tokens, DROID.tokens) == ((9, 17, 20), 3060, 3093)
-    assert DROID.noisy_vision == slice(340, 3060)
-    assert DROID.noisy_action == slice(3061, 3093)
+    assert DROID.noisy == (slice(340, 3060), slice(1, 33))
+    assert DROID.counts == (3060, 33)
+    assert [DROID.counts_from(first) for first in (0, 340, 3060, 3070)] == [
+        [3060, 33],
+        [2720, 33],
+        [0, 33],
+        [0, 23],
+    ]
 
 
 @settings(max_examples=30)
@@ -104,4 +110,4 @@ def test_text_positions():
     [((0, 1, 2), slice(0, 0)), ((), slice(0, 12)), ((0, 2), slice(4, 8)), ((1,), slice(0, 12))],
 )
 def test_the_noisy_stretch(clean, expected):
-    assert SequenceLayout((3, 4, 4), 2, 5, clean, 0, 10, 15.0, 1).noisy_vision == expected
+    assert SequenceLayout((3, 4, 4), 2, 5, clean, 0, 10, 15.0, 1).noisy[0] == expected

@@ -138,10 +138,10 @@ def test_history_must_be_given(folders):
 def _with_time_on_the_state(patch):
     original = transformer.Cosmos3Transformer.velocity
 
-    def velocity(self, vision, actions, time, noisy, *rest):
+    def velocity(self, tokens, time, noisy, *rest):
         noisy = noisy.clone()
-        noisy[..., vision.shape[-2], :] = 1
-        return original(self, vision, actions, time, noisy, *rest)
+        noisy[..., tokens[0].shape[-2], :] = 1
+        return original(self, tokens, time, noisy, *rest)
 
     patch.setattr(transformer.Cosmos3Transformer, "velocity", velocity)
 

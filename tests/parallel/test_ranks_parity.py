@@ -146,9 +146,9 @@ def one_branch_at_a_time(model, _):
     """Products of the size that a rank of one branch has, so that no last bit differs."""
     velocity = model.transformer.velocity
 
-    def each(vision, action, time, noisy, rope, texts, *rest):
+    def each(tokens, time, noisy, rope, texts, *rest):
         parts = [
-            velocity(vision, action, time, noisy, [t[i : i + 1] for t in rope], (text,), *rest)
+            velocity(tokens, time, noisy, [t[i : i + 1] for t in rope], (text,), *rest)
             for i, text in enumerate(texts)
         ]
         return tuple(torch.cat(branches) for branches in zip(*parts, strict=True))

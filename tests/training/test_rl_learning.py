@@ -268,12 +268,14 @@ def test_windows_are_what_the_engine_read(explored):
     seed, config = settings.plan()[0].noise_seed(None), learn.policy.transformer.config
     rows = starting_noise(None, seed, (17, config.action_dim), "noise", None)[None]
     noised = add_noise(batch, config, FlowConfig(), torch.Generator(), torch.ones(1))
-    free = torch.zeros_like(noised.action)
+    vision, given = noised.streams
+    free = torch.zeros_like(given.tokens)
     free[:, 1:, :10] = 1
-    action = UniPC(torch.where(free > 0, rows, noised.action), unipc_coefficients(schedule))
+    action = UniPC(torch.where(free > 0, rows, given.tokens), unipc_coefficients(schedule))
     with torch.no_grad():
         for sigma in learn.sigmas:
-            state = replace(noised, action=action.sample, sigma=sigma[None])
+            streams = vision, replace(given, tokens=action.sample)
+            state = replace(noised, streams=streams, sigma=sigma[None])
             action.step(predicted(learn.policy, batch, state)[1] * free)
     np.testing.assert_allclose(action.sample[0, 1:, :10], group.rows[0], atol=2e-4)
 

@@ -14,6 +14,7 @@ from recipes.random_checkpoint import FactorySizes, transformer_config
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sampler import SchedulerConfig, UniPC, unipc_coefficients
 from strands_cosmos3.engine.sequence import (
+    ACTION,
     SequenceLayout,
     generation_positions,
     patchify,
@@ -68,7 +69,7 @@ def test_the_batched_velocity_is_the_engines(kind):
     )
     which = torch.tensor([1, 0, 2, 1])
     memory = read_prompts(policy.transformer, PROMPTS).select(which)
-    of_vision, of_action = velocity(policy, vision, action, told, noisy, layout, memory, first)
+    of_vision, of_action = velocity(policy, (vision, action), told, noisy, layout, memory, first)
     exact = in_float64(policy)
     with torch.inference_mode():
         for i, prompt in enumerate(which.tolist()):
@@ -84,15 +85,13 @@ def test_the_batched_velocity_is_the_engines(kind):
             def velocities(of, dtype, i=i, ids=ids, tables=tables):
                 of_text, of_rest = ([part.to(dtype) for part in table] for table in tables)
                 return of.transformer.velocity(
-                    vision[i].to(dtype),
-                    action[i].to(dtype),
+                    (vision[i].to(dtype), action[i].to(dtype)),
                     of.transformer.time_embedder(told[i : i + 1])[0].to(dtype),
                     noisy[i].to(dtype),
                     tuple(part[None] for part in of_rest),
                     side_by_side([of.transformer.text(ids, tuple(of_text))]),
                     of.head,
-                    slice(first, V),
-                    slice(V, N),
+                    (slice(first, V), slice(0, N - V)),
                 )
 
             expected = velocities(exact, torch.float64), velocities(policy, torch.float32)
@@ -123,9 +122,10 @@ def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
         FlowConfig(pure_noise_fraction=1.0),
         torch.Generator().manual_seed(1),
     )
-    state = UniPC(noised.action.clone(), steps)
+    rows = noised.streams[ACTION]
+    state = UniPC(rows.tokens.clone(), steps)
     for _ in steps:
-        state.step(noised.action_target)
+        state.step(rows.target)
     # the schedule starts at 0.9998
     torch.testing.assert_close(state.sample[:, 1:, :10], batch.rows, rtol=0, atol=5e-3)
 
@@ -154,7 +154,7 @@ def test_inverse_dynamics_cost_less_and_learn_the_same(policy, monkeypatch):
     asked = []
 
     def counting(*args):
-        asked.append((len(args[1]), args[-1]))
+        asked.append((len(args[2]), args[-1]))
         return velocity(*args)
 
     def gradients(together: bool) -> list[torch.Tensor]:
@@ -194,10 +194,11 @@ def test_each_mode_is_given_what_the_engine_gives_it(policy):
     assert told[mode == FORWARD][:, per_frame:V].all()
     assert not told[mode == INVERSE][:, :V].any()
     assert told[mode == INVERSE][:, V + 1 :].all()
-    chunk = noised.action[:, 1:, :10]
+    action = noised.streams[ACTION].tokens
+    chunk = action[:, 1:, :10]
     torch.testing.assert_close(chunk[mode == FORWARD], batch.rows[mode == FORWARD])
     assert not torch.isclose(chunk[mode == POLICY], batch.rows[mode == POLICY]).all()
-    assert not noised.action[..., 10:].any()
+    assert not action[..., 10:].any()
 
 
 def test_dynamics_start_at_the_frame_and_a_policy_at_noise(policy):
@@ -207,22 +208,21 @@ def test_dynamics_start_at_the_frame_and_a_policy_at_noise(policy):
     of_noise, noised = (
         add_noise(batch, config, one, torch.Generator().manual_seed(0)) for one in how
     )
-    for name in ("vision", "action", "vision_target", "action_target", "sigma"):
-        assert torch.equal(
-            getattr(noised, name)[mode == POLICY], getattr(of_noise, name)[mode == POLICY]
-        )
+    pairs = [(noised.sigma, of_noise.sigma)]
+    for one, other in zip(noised.streams, of_noise.streams, strict=True):
+        pairs += [(one.tokens, other.tokens), (one.target, other.target)]
+    assert all(torch.equal(one[mode == POLICY], other[mode == POLICY]) for one, other in pairs)
+    vision, action = noised.streams
     assert (noised.sigma[mode != POLICY] == 1).all()
     clean = torch.stack([patchify(latent, 2) for latent in batch.latents])
     V = noised.layout.vision_tokens
     first = clean[:, : V // 3].repeat(1, 3, 1)
-    torch.testing.assert_close(noised.vision[mode == FORWARD], first[mode == FORWARD])
+    torch.testing.assert_close(vision.tokens[mode == FORWARD], first[mode == FORWARD])
+    torch.testing.assert_close(vision.target[mode == FORWARD], (first - clean)[mode == FORWARD])
+    torch.testing.assert_close(vision.tokens[mode == INVERSE], clean[mode == INVERSE])
+    assert not action.tokens[mode == INVERSE][:, 1:].any()
     torch.testing.assert_close(
-        noised.vision_target[mode == FORWARD], (first - clean)[mode == FORWARD]
-    )
-    torch.testing.assert_close(noised.vision[mode == INVERSE], clean[mode == INVERSE])
-    assert not noised.action[mode == INVERSE][:, 1:].any()
-    torch.testing.assert_close(
-        noised.action_target[mode == INVERSE][:, 1:, :10], -batch.rows[mode == INVERSE]
+        action.target[mode == INVERSE][:, 1:, :10], -batch.rows[mode == INVERSE]
     )
 
 
@@ -316,14 +316,17 @@ def test_an_action_prefix_is_given_and_the_rest_predicted(policy):
     rows = noised.noisy[:, noised.layout.vision_tokens + 1 :, 0]
     assert rows.sum(1).tolist() == [16, 15, 8, 1, 16, 13]
     assert not rows[2, :8].any()
-    torch.testing.assert_close(noised.action[2, 1:9, :10], batch.rows[2, :8])
+    action = noised.streams[ACTION].tokens
+    torch.testing.assert_close(action[2, 1:9, :10], batch.rows[2, :8])
     plain = add_noise(
         replace(batch, prefix=None),
         policy.transformer.config,
         FlowConfig(),
         torch.Generator().manual_seed(0),
     )
-    torch.testing.assert_close(plain.action[0], noised.action[0])  # the same noise as without
+    torch.testing.assert_close(
+        plain.streams[ACTION].tokens[0], action[0]
+    )  # the same noise as without
 
 
 def test_video_and_actions_of_a_window_share_one_noise_level(policy):
@@ -339,11 +342,12 @@ def test_video_and_actions_of_a_window_share_one_noise_level(policy):
         torch.Generator().manual_seed(3),
     )
     V = noised.layout.vision_tokens
+    vision, action = noised.streams
     of_vision = (
-        noised.vision[:, V // 2 :].std((1, 2)) / noised.vision_target[:, V // 2 :].std((1, 2))
+        vision.tokens[:, V // 2 :].std((1, 2)) / vision.target[:, V // 2 :].std((1, 2))
     ).numpy()
     of_action = (
-        noised.action[:, 1:, :10].std((1, 2)) / noised.action_target[:, 1:, :10].std((1, 2))
+        action.tokens[:, 1:, :10].std((1, 2)) / action.target[:, 1:, :10].std((1, 2))
     ).numpy()
     np.testing.assert_allclose(of_vision, noised.sigma, rtol=1e-5)
     np.testing.assert_allclose(of_action, noised.sigma, rtol=1e-5)

@@ -18,7 +18,7 @@ import torch
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import Embodiment, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
-from strands_cosmos3.engine.engine import TEMPORAL_COMPRESSION
+from strands_cosmos3.engine.sequence import ACTION, TEMPORAL_COMPRESSION, VISION
 from strands_cosmos3.training.adapters import add_lora, load_policy, train_only
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
@@ -162,7 +162,7 @@ class Learner:
         v_old = self._rows_of(self._old, batch, noised, share)
         v_theta = self._rows_of(policy, batch, noised, share)
         of_batch = (
-            noised.action_target[:, -v_old.shape[1] :, : v_old.shape[2]],
+            noised.streams[ACTION].target[:, -v_old.shape[1] :, : v_old.shape[2]],
             self._weight[torch.from_numpy(chosen)],
             self._executed[groups, members],
         )
@@ -211,9 +211,9 @@ class Learner:
         self, policy: TrainedPolicy, batch: Batch, noised: Noised
     ) -> torch.Tensor:
         """Return the squared distance to the start policy of the velocities of pictures."""
-        v_start = predicted(self._start, batch, noised)[0]
-        real = noised.real[first_noisy(noised.layout) :].to(v_start)
-        off = (predicted(policy, batch, noised)[0] - v_start) * real
+        v_start = predicted(self._start, batch, noised)[VISION]
+        real = noised.streams[VISION].real[first_noisy(noised.layout) :].to(v_start)
+        off = (predicted(policy, batch, noised)[VISION] - v_start) * real
         return off.square().sum() / (len(off) * real.sum())
 
     def _batch(self, groups: np.ndarray, members: np.ndarray, plain: bool) -> Batch:
@@ -244,7 +244,7 @@ class Learner:
     ) -> torch.Tensor:
         """Return the velocities [B, T, D] of the rows of a share's chunks."""
         _, rows, width = batch.rows.shape
-        return predicted(policy, batch, noised, share)[1][:, -rows:, :width]
+        return predicted(policy, batch, noised, share)[ACTION][:, -rows:, :width]
 
 
 def _frozen(policy: TrainedPolicy) -> TrainedPolicy:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from strands_cosmos3.checks import F64
+from strands_cosmos3.engine.sequence import ACTION
 from strands_cosmos3.engine.transformer import ActionHead
 from strands_cosmos3.resources import write_whole
 from strands_cosmos3.training.flow import TrainedPolicy
@@ -51,9 +52,10 @@ class Value:
 
     def features(self, batch: Batch, noised: Noised) -> F64:
         """Return features [B, D + 1] of a batch's states, whatever rows and noise it has."""
-        of_rows = noised.noisy[:, noised.layout.vision_tokens :]
-        noised = replace(noised, action=noised.action * (1 - of_rows))
-        hidden = predicted(self._policy, batch, noised)[1].mean(1)
+        vision, rows = noised.streams
+        rows = replace(rows, tokens=rows.tokens * (1 - rows.noisy))
+        noised = replace(noised, streams=(vision, rows))
+        hidden = predicted(self._policy, batch, noised)[ACTION].mean(1)
         return np.pad(hidden.double().cpu().numpy(), ((0, 0), (0, 1)), constant_values=1.0)
 
     def advantages(self, features: F64, returns: F64, iteration: int) -> F64:
