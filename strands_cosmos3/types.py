@@ -317,10 +317,10 @@ class ActionChunk:
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
         quantiles: 1 % and 99 % quantiles [D] with which the rows were normalised; None means the
             embodiment's packaged ones.
-        novelty: How unlike training the picture is, if the checkpoint can tell; above 1 it is
-            unusual (99.9 % quantile).
         T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses
             that are goals themselves.
+        scores: Figures by name that tell how far to trust it, e.g. ``novelty``; read-only.
+            ``BackendInfo.scores`` says what they mean.
 
     Raises:
         ActionSpaceError: The width is not the action space's.
@@ -337,7 +337,7 @@ class ActionChunk:
     video: NDArray[np.uint8] | None = None
     quantiles: tuple[F64, F64] | None = None
     T_base_departure: F64 | None = None
-    novelty: float | None = None
+    scores: Mapping[str, float] = _no_entries()
 
     def __post_init__(self) -> None:
         action = finite_array(self.action, "action", (None, None))
@@ -368,19 +368,16 @@ class ActionChunk:
             _set(self, quantiles=(q01, q99))
         if self.T_base_departure is not None:
             _set(self, T_base_departure=rigid(self.T_base_departure, "T_base_departure"))
+        given = cast("Mapping[str, float]", instance_of(self.scores, Mapping, "scores"))
+        scores = {name: float(finite_array(given[name], f"score {name!r}", ())) for name in given}
         _set(self, action=action, fps=float(within(fps, "fps", 1e-6, 1e3, ())))
+        _set(self, scores=MappingProxyType(scores))
 
     @property
     def row_times_s(self) -> F64:
         """[T] when each row is due, in seconds after the observation."""
         assert self.fps is not None  # __post_init__ resolved it
         return self.action_space.row_times_s(len(self.action), self.fps)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """Those of ``quantiles`` and ``novelty`` that it has."""
-        values = {"quantiles": self.quantiles, "novelty": self.novelty}
-        return {name: value for name, value in values.items() if value is not None}
 
 
 def require_in_range(z: F64, columns: tuple[str, ...]) -> None:

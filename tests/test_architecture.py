@@ -25,6 +25,7 @@ BASE = {
     "tables",
     "embodiments",
     "types",
+    "monitors",
     "language",
     "embedded",
 }
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     "collision": {"checks", "errors"},
     "episode_summary": set(),
     "snapshots": set(),
+    "monitors": {"types"},
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors"},
     # on first use
     "__init__": {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from strands_cosmos3.embodiments import CameraRig, Embodiment
 from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.language import Language
+from strands_cosmos3.monitors import ScoreLimit, ScoreMonitor, Watch
 from strands_cosmos3.observe.views import compose
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -45,6 +46,7 @@ class BackendInfo:
         model_sha256: Digest of the model, where it is known without reading; callers ask for
             :attr:`Backend.model_sha256`.
         recorded_robot: Name of the robot that its motion was recorded on, where that is known.
+        scores: The scores that its chunks may have, with their limits.
     """
 
     name: str = "backend"
@@ -62,6 +64,7 @@ class BackendInfo:
     example_instruction: str = "warm up"
     model_sha256: str | None = None
     recorded_robot: str | None = None
+    scores: tuple[ScoreLimit, ...] = ()
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
         """Return the name of the action space of answers for an embodiment; None is the
@@ -90,10 +93,15 @@ class Backend(ABC):
         """
         return self.info.model_sha256
 
+    @cached_property
+    def watch(self) -> Watch:
+        """What is shown each inference by the policies and servers that ask it."""
+        return Watch(ScoreMonitor(self.info.scores))
+
     @property
     def counters(self) -> Mapping[str, int]:
-        """Events so far by name, e.g. a service's ``reconnects``."""
-        return MappingProxyType({})
+        """Events so far by name: those of its watch, or e.g. a service's ``reconnects``."""
+        return self.watch.counters
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the picture that the model is shown, [H, W, 3] uint8, composed of a rig's
@@ -146,6 +154,7 @@ class WrappedBackend(Backend):
     def __init__(self, inner: Backend):
         self._inner = inner
         self.info = inner.info
+        self.watch = inner.watch
         self.answer_error = inner.answer_error
 
     @property

@@ -4,7 +4,6 @@ the same interface.
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +21,22 @@ from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.processor import ProcessedInput
 from strands_cosmos3.engine.vae import NovelPictureWarning
+from strands_cosmos3.monitors import ScoreLimit
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 if TYPE_CHECKING:
     from strands_cosmos3.parallel.rank_engine import RankGroupEngine
+
+NOVELTY = ScoreLimit(
+    "novelty",
+    1.0,
+    "novel_pictures",
+    "the camera picture is unlike any that this checkpoint was trained on (novelty {score:.2f}; 1 "
+    "is the 99.9 % quantile of its validation pictures): do not trust its actions. Compare the "
+    "scene with the checkpoint's card. Further such pictures are counted (novel_pictures).",
+    NovelPictureWarning,
+)
+"""Dissimilarity of a picture to those of training (:class:`.vae.Novelty`)."""
 
 
 class EngineBackend(Backend):
@@ -60,11 +71,9 @@ class EngineBackend(Backend):
             example_instruction=Backend.info.example_instruction
             if language is None
             else language.example,
+            scores=() if checkpoint.novelty_rmse is None else (NOVELTY,),
         )
         self._answers_digest = options.engine.answers_digest
-        self._counters = Counter[str]()
-        if checkpoint.novelty_rmse is not None:
-            self._counters["novel_pictures"] = 0
         self._input = ModelInput(checkpoint, options)
         self._karras = options.sampling.karras
         self._futures_apart = (
@@ -170,31 +179,12 @@ class EngineBackend(Backend):
             timing=_milliseconds(result),
             video=as_pictures(result["pixels"]) if "pixels" in result else None,
             quantiles=self._input.quantiles(request),
-            novelty=self._noticed(result.get("novelty")),
+            scores={
+                limit.score: result[limit.score]
+                for limit in self.info.scores
+                if limit.score in result
+            },
         )
-
-    def _noticed(self, novelty: float | None) -> float | None:
-        """Count pictures that are more unlike training than 999 of 1,000 validation pictures;
-        warn of the first one.
-        """
-        if novelty is not None and novelty > 1:
-            self._counters["novel_pictures"] += 1
-            if self._counters["novel_pictures"] == 1:  # a server would warn with every request
-                warnings.warn(
-                    "the camera picture is unlike any that this checkpoint was trained on "
-                    f"(novelty {novelty:.2f}; 1 is the "
-                    "99.9 % quantile of its validation pictures): do not trust its actions. "
-                    "Compare the scene with the "
-                    "checkpoint's card. Further such pictures are counted (novel_pictures).",
-                    NovelPictureWarning,
-                    stacklevel=2,
-                )
-        return novelty
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        """``novel_pictures`` so far, if the checkpoint can tell."""
-        return self._counters
 
     def close(self) -> None:
         """Free the weights; calling it twice is harmless."""

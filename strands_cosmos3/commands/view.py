@@ -225,7 +225,11 @@ class ViewCommand(RolloutCommand):
                 self._backend,
                 not self.no_cameras,
                 controls,
-                novelty=lambda: policy.last_rollout.get("novelty"),
+                scores=lambda: {
+                    limit: policy.last_rollout[limit.score]
+                    for limit in policy.info.scores
+                    if limit.score in policy.last_rollout
+                },
             ) as live,
         ):
             panel = ControlPanel(

@@ -20,7 +20,7 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.options import DecodeVideo, Dtype
-from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError
 from strands_cosmos3.observe.mapping import (
     RobotMapping,
     only_picture,
@@ -76,8 +76,9 @@ class Cosmos3Policy(Restorable, Policy):
     Attributes:
         options: All options, those that were given as arguments included.
         last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16),
-            ``sound``, ``seed``, ``timing``, ``action_space``; if known ``quantiles``, ``novelty``,
-            ``borrowed_domain``, ``collision`` and ``off_pose_mm``.
+            ``sound``, ``seed``, ``timing``, ``action_space``; if known ``quantiles``, the
+            chunk's scores by name (``novelty``), ``borrowed_domain``, ``collision`` and
+            ``off_pose_mm``.
 
     Raises:
         ConfigError: Options that contradict each other, are given twice or are not available, or a
@@ -486,9 +487,9 @@ class Cosmos3Policy(Restorable, Policy):
             chunks = self.backend.infer_batch([request for _, request in asked]) if asked else []
             infer_ms = (time.perf_counter() - started) * 1e3
             answers: list[list[Step]] = []
-            for i, (chunk, (observation, _)) in enumerate(zip(chunks, asked, strict=True)):
+            for i, (chunk, (observation, request)) in enumerate(zip(chunks, asked, strict=True)):
                 self._start_over(first + i)
-                plan = self._solved(chunk, observation, infer_ms)
+                plan = self._solved(request, chunk, observation, infer_ms)
                 answers.append(self._next_steps(plan, observation, 0))
             return answers
 
@@ -612,7 +613,8 @@ class Cosmos3Policy(Restorable, Policy):
                 request = replace(request, prompt=caption)
             started = time.perf_counter()
             chunk = self.backend.infer(request)
-            return self._solved(chunk, observation, (time.perf_counter() - started) * 1e3)
+            infer_ms = (time.perf_counter() - started) * 1e3
+            return self._solved(request, chunk, observation, infer_ms)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -621,7 +623,7 @@ class Cosmos3Policy(Restorable, Policy):
             self._arm.require_known()
 
     def _solved(
-        self, chunk: Any, observation: Observation, infer_ms: float
+        self, request: Request, chunk: Any, observation: Observation, infer_ms: float
     ) -> JointTrajectory | ActionChunk:
         if not isinstance(chunk, ActionChunk):
             raise ConfigError(
@@ -632,16 +634,22 @@ class Cosmos3Policy(Restorable, Policy):
         self._calls += 1
         arm = None if self.mode is Mode.FORWARD_DYNAMICS else self._arm
         error = self.backend.answer_error
-        plan = chunk if arm is None else arm.solve(chunk, observation, error)
+        try:
+            plan = chunk if arm is None else arm.solve(chunk, observation, error)
+        except Cosmos3Error:
+            self.backend.watch.see(request, chunk)
+            raise
+        self.backend.watch.see(request, chunk, plan)
         timing = {"infer_ms": infer_ms, "solve_ms": (time.perf_counter() - started) * 1e3}
         self.last_rollout = {
+            **chunk.scores,
             "action": chunk.action,
             "video": chunk.video,
             "sound": None,
             "seed": chunk.seed,
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
-            **chunk.extras,
+            **({} if chunk.quantiles is None else {"quantiles": chunk.quantiles}),
             **({"borrowed_domain": self.borrowed_domain} if self.borrowed_domain else {}),
             **({} if isinstance(plan, ActionChunk) else PolicyArm.account(plan)),
         }

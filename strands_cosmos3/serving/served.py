@@ -40,13 +40,16 @@ _HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
 @runtime_checkable
 class Inference(Protocol):
     """The part of :class:`~strands_cosmos3.backends.base.Backend` that a server uses; ``info`` is
-    a :class:`~strands_cosmos3.backends.base.BackendInfo`.
+    a :class:`~strands_cosmos3.backends.base.BackendInfo`, ``watch`` a
+    :class:`~strands_cosmos3.monitors.Watch`.
     """
 
     @property
     def info(self) -> Any: ...
     @property
     def model_sha256(self) -> str | None: ...
+    @property
+    def watch(self) -> Any: ...
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]: ...
     def infer(self, request: Request) -> ActionChunk: ...
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]: ...
@@ -351,6 +354,8 @@ class ServedPolicy:
             # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
+        for request, chunk in zip(requests, chunks, strict=True):
+            self.backend.watch.see(request, chunk)
         answers = [
             Answer(item.encode_reply(chunk, infer_s), "ok", infer_s)
             for item, chunk in zip(pending, chunks, strict=True)

@@ -71,6 +71,7 @@ REQUEST_ID = "cosmos3/request_id"
 SEED = "cosmos3/seed"
 MOTION_CLOCK = "cosmos3/t_motion_s"
 QUANTILES = "cosmos3/quantiles"
+SCORES = "cosmos3/scores"
 SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
@@ -521,6 +522,8 @@ def encode_reply(
         reply[QUANTILES] = [figures.tolist() for figures in chunk.quantiles]
     if isinstance(request_id := message.get(REQUEST_ID), int | float | str | np.number):
         reply[REQUEST_ID] = request_id
+        if chunk.scores:  # not to clients that know none of our keys
+            reply[SCORES] = dict(chunk.scores)
     return reply
 
 
@@ -591,10 +594,11 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
         raise ServiceUnreadableError(
             f"the reply has no array 'action' or 'actions'; it has {keys_of(fields)}."
         )
-    timing = _timing(fields.get("server_timing"))
+    timing = {f"server_{name}": ms for name, ms in _figures(fields.get("server_timing")).items()}
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
     quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
-    return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles)
+    scores = _figures(fields.get(SCORES))
+    return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles, scores=scores)
 
 
 def keys_of(reply: Mapping[str, Any]) -> str:
@@ -692,13 +696,14 @@ def _chunk(rows: NDArray[Any], request: Request, timing: dict[str, float]) -> Ac
         raise ServiceChunkError(f"the server's rows are not {space.name!r}: {error}") from None
 
 
-def _timing(value: Any) -> dict[str, float]:
-    """The server's timings in ms, as far as they are numbers; for information only."""
+def _figures(value: Any) -> dict[str, float]:
+    """The server's timings in ms or scores, as far as they are finite numbers."""
     if not isinstance(value, dict):
         return {}
-    items = list(cast("dict[Any, Any]", value).items())[:8]
     return {
-        f"server_{name}": float(number) for name, number in items if isinstance(number, int | float)
+        str(name): float(number)
+        for name, number in cast("dict[Any, Any]", value).items()
+        if isinstance(number, int | float) and math.isfinite(number)
     }
 
 

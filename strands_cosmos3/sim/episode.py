@@ -103,7 +103,7 @@ class EpisodeRunner(Restorable):
         """Return a copy of the state of arm, loop, planner, judges and log; it waits for an
         inference under way. ConfigError in real time.
         """
-        return super().snapshot() | {"counted": self._of_planner()}
+        return super().snapshot() | {"counted": self._planner_counters()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Return to a snapshot of an episode of the same arm, task and policy."""
@@ -265,7 +265,7 @@ class EpisodeRunner(Restorable):
             counters={
                 **self.arm.executor.counters,
                 **self.loop.counters,
-                **self._of_planner(),
+                **self._planner_counters(),
                 **log.counters,
             },
             duration_s=duration_s,
@@ -281,9 +281,7 @@ class EpisodeRunner(Restorable):
             followed=None if self.followed is None else outcome is Outcome.FOLLOWED,
         )
 
-    def _of_planner(self) -> dict[str, int]:
-        """Return the planner's reconnects and novel pictures in this episode, if it counts them."""
-        counts = self.planner.counters
+    def _planner_counters(self) -> dict[str, int]:
+        """Return what the planner has counted in this episode."""
         before = self._counters_before
-        names = ["reconnects"] * bool(counts) + ["novel_pictures"] * ("novel_pictures" in counts)
-        return {name: counts.get(name, 0) - before.get(name, 0) for name in names}
+        return {name: n - before.get(name, 0) for name, n in self.planner.counters.items()}

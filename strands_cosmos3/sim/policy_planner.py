@@ -107,8 +107,14 @@ class PolicyPlanner(_Planner):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """Events in the policy's life by name, e.g. ``reconnects``."""
-        return self._policy.counters
+        """Events in the policy's life that an episode reports, if it counts any: ``reconnects``,
+        and what its monitors notice.
+        """
+        counters = self._policy.counters
+        if not counters:
+            return {}
+        noticed = self._policy.backend.watch.counters
+        return {"reconnects": counters.get("reconnects", 0), **noticed}
 
     def cancel(self) -> None:
         """Break off an inference under way."""

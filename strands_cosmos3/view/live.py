@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from strands_cosmos3.monitors import ScoreLimit
 from strands_cosmos3.resources import Closeable
 from strands_cosmos3.sim.film import RolloutTrace, ViewCameras, observed_picture
 from strands_cosmos3.sim.interrupt import interrupt_requested
@@ -35,8 +36,7 @@ class LiveView(Closeable):
         source: The policy's source of actions, for the panel.
         cameras: Whether to render the cameras, which takes most of the time.
         controls: What the page's visitors ask for.
-        novelty: How unlike training the policy's latest picture was (``last_rollout["novelty"]``),
-            or None if it cannot tell.
+        scores: Returns those of the policy's latest chunk, by their limits.
     """
 
     def __init__(
@@ -46,12 +46,12 @@ class LiveView(Closeable):
         source: str,
         cameras: bool = True,
         controls: LiveControls | None = None,
-        novelty: Callable[[], float | None] = lambda: None,
+        scores: Callable[[], Mapping[ScoreLimit, float]] = dict,
     ):
         self.robot = robot
         self.page = page
         self.source = source
-        self._novelty_now = novelty
+        self._scores_now = scores
         self.controls = LiveControls() if controls is None else controls
         self._cameras = ViewCameras(robot.scene) if cameras else None
         self.begin("")
@@ -60,7 +60,7 @@ class LiveView(Closeable):
         """Start a new episode: nothing of the last one stays on the page."""
         self.instruction = instruction
         self.inference_ms = None
-        self.novelty = None
+        self.scores: Mapping[ScoreLimit, float] = {}
         self.page.clear()
         self.trace = RolloutTrace(self.robot.scene, _TRAIL_POINTS)
         self._pose_due = self._panel_due = self._camera_due = -1.0
@@ -73,7 +73,7 @@ class LiveView(Closeable):
         self._notice_reset()
         self.trace.take_plan(plan)
         self.inference_ms = inference_ms
-        self.novelty = self._novelty_now()
+        self.scores = self._scores_now()
 
     def show_prediction(self, video: Any, since_s: float) -> None:
         """Show a chunk's predicted video, which begins ``since_s`` seconds ago."""
@@ -122,7 +122,7 @@ class LiveView(Closeable):
         if everything or now_s >= self._panel_due:
             self._panel_due = now_s + _PANEL_S
             state = robot.executor.state.name
-            figures = outcome, self.inference_ms, robot.counters(), self.novelty
+            figures = outcome, self.inference_ms, robot.counters(), self.scores
             page.status(Status(state, self.instruction, self.source, now_s, *figures))
             predicted = self.trace.predicted(now_s)
             observed = None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.checks import F64, whole_number
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.monitors import ScoreLimit
 from strands_cosmos3.resources import Closeable
 from strands_cosmos3.sim.scene import Scene
 from strands_cosmos3.tables import read_toml
@@ -39,8 +40,6 @@ _STATE_RGB = {
     "FAULT": "#cf3a32",
     "PLAYBACK": "#2b7fd0",
 }
-NOVEL = 1.0
-"""Novelty above which a picture is unusual: the 99.9 % quantile of training's."""
 _NO_PREDICTION = "this backend predicts no video"
 _PREDICTED = "predicted by the model, not observed"
 _BESIDE = "left: observed now; right: predicted by the model for now"
@@ -69,8 +68,7 @@ class Status:
         outcome: The outcome, or empty.
         inference_ms: Wall-clock time of the latest chunk, or None before the first.
         counters: Events by name.
-        novelty: How unlike training the latest chunk's picture is, or None if the policy cannot
-            tell; unusual above 1.
+        scores: Those of the latest chunk, by their limits; unusual above them.
     """
 
     state: str
@@ -80,7 +78,7 @@ class Status:
     outcome: str = ""
     inference_ms: float | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
-    novelty: float | None = None
+    scores: Mapping[ScoreLimit, float] = field(default_factory=dict)
 
     def to_html(self) -> str:
         """Return this part of the panel; counters that are zero are left out."""
@@ -91,9 +89,9 @@ class Status:
             "time": f"{self.time_s:.2f} s",
             "chunk inference": inference,
         }
-        if self.novelty is not None:
-            figures["novelty"] = f"{self.novelty:.2f} (limit {NOVEL:g})"
-        unusual = ("novelty",) if self.novelty is not None and self.novelty > NOVEL else ()
+        for limit, score in self.scores.items():
+            figures[limit.score] = f"{score:.2f} (limit {limit.limit:g})"
+        unusual = [limit.score for limit, score in self.scores.items() if score > limit.limit]
         happened = {name: str(count) for name, count in self.counters.items() if count}
         return (
             '<div style="padding:4px 10px 8px;font-size:13px;line-height:1.45" id="status">'

@@ -18,6 +18,7 @@ import mujoco
 import numpy as np
 import pytest
 
+from strands_cosmos3.backends.native import NOVELTY
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InputError
@@ -233,15 +234,15 @@ def test_the_prediction_runs_with_the_clock(robot: Robot, page: LivePage):
 
 def test_the_novelty_of_the_latest_chunk_is_shown_with_its_limit(robot: Robot, page: LivePage):
     robot.reset(0)
-    found = iter([0.4, 1.25, None])
-    with LiveView(robot, page, "native", cameras=False, novelty=lambda: next(found)) as live:
+    found = iter([{NOVELTY: 0.4}, {NOVELTY: 1.25}, {}])
+    with LiveView(robot, page, "native", cameras=False, scores=lambda: next(found)) as live:
         shown = []
         for _ in range(3):
             live.show_plan(JointTrajectory(HOME_Q[None], np.array([0.1])), 3.0)
             live._show(0.0, everything=True)
             shown.append(page._status.content)
         live.begin("again")
-        assert live.novelty is None  # nothing of the last episode
+        assert not live.scores  # nothing of the last episode
     usual, unusual, unknown = shown
     assert "0.40 (limit 1)" in usual
     assert "1.25 (limit 1)" in unusual

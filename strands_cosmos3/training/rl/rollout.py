@@ -75,7 +75,7 @@ class BranchedBackend(WrappedBackend):
     def infer(self, request: Request) -> ActionChunk:
         """Return the inner backend's answer, or these rows."""
         if self.rows is not None:
-            return replace(self.chunk, action=self.rows)
+            return replace(self.chunk, action=self.rows, scores={})  # no inference to be counted
         self.request, self.chunk = request, self._inner.infer(request)
         return self.chunk
 
