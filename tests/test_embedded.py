@@ -21,6 +21,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.sim.render import Renderer
@@ -95,7 +96,7 @@ def test_it_is_what_runs_where_nothing_else_is_named():
             served = ServedPolicy(named, "droid", named.info.action_space)
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
-        assert not policy.takes_action_prefix
+        assert policy.prefix_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -109,18 +110,18 @@ def test_it_is_what_runs_where_nothing_else_is_named():
 )
 def test_it_predicts_a_video_where_one_is_wanted(robot, options, clip_frames, frames, monkeypatch):
     """Actions alone are the default; a named length wins."""
-    asked, preprocess = [], Cosmos3PolicyProcessor.preprocess
+    asked, request = [], Cosmos3PolicyProcessor.request
 
-    def spy(self, raw):
-        asked.append(preprocess(self, raw))
+    def spy(self, *given, **rows):
+        asked.append(request(self, *given, **rows))
         return asked[-1]
 
-    monkeypatch.setattr(Cosmos3PolicyProcessor, "preprocess", spy)
+    monkeypatch.setattr(Cosmos3PolicyProcessor, "request", spy)
     with Cosmos3Policy(embodiment="droid", robot="panda", options=options) as policy:
         robot.run_policy(instruction="reach the red cube", policy=policy, duration=0.1)
         video = policy.last_rollout["video"]
     assert (None if video is None else len(video)) == frames
-    assert asked[-1].video_shape[0] == clip_frames
+    assert asked[-1].video_shape[0] == pixel_to_latent_shape(clip_frames, 128, 144)[0]
 
 
 @pytest.mark.parametrize(("seeds", "colours"), [FEW, MORE])

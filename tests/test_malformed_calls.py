@@ -345,6 +345,16 @@ def engines() -> Iterator[Call]:
         {"tokenizer_name_or_path": folder / "text_tokenizer"},
     )
     yield Call(processor.preprocess, {"raw_input": raw})
+    settings = processor.settings()
+    clip = processor.clip(settings, raw["images"])
+    yield Call(processor.settings, {"mode": "policy", "domain": "droid"})
+    yield Call(processor.clip, {"call": settings, "images": raw["images"]})
+    yield Call(processor.caption, {"call": settings, "clip": clip, "task": PICK})
+    yield Call(
+        processor.request,
+        {"call": settings, "clip": clip, "caption": PICK, "state": None, "action_prefix": None},
+        {"cond_action": None},
+    )
     yield Call(
         lambda **given: processor.preprocess({**raw, **given}),
         {"images": raw["images"], "task": PICK},

@@ -21,10 +21,9 @@ from PIL import Image
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
 from strands_cosmos3.backends.options import BackendOptions
-from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype
-from strands_cosmos3.engine.processor import ProcessedInput
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError, VariantError
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -87,9 +86,8 @@ class DiffusersBackend(Backend):
                 f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} "
                 "needs backend='native'."
             )
-        processed = self._input(request, self.info.name)
-        sampling = self._input.sampling(request)
-        if sampling.guidance_interval is not None:
+        (asked,) = self._input([request], self.info.name)
+        if asked.guidance_interval is not None:
             raise BackendError(
                 "diffusers' pipeline guides every step; a guidance interval needs backend='native'."
             )
@@ -98,7 +96,7 @@ class DiffusersBackend(Backend):
                 f"diffusers' pipeline answers 'midtrain', not {request.action_space.name!r}."
             )
         started = time.perf_counter()
-        out = self._run(request, processed, sampling)
+        out = self._run(request, asked)
         total_ms = (time.perf_counter() - started) * 1e3
         video = None
         if self._decodes_video:
@@ -108,23 +106,24 @@ class DiffusersBackend(Backend):
             out.action[0].double().numpy(),
             request.action_space,
             request.embodiment,
-            fps=processed.fps,
+            fps=asked.fps,
             seed=request.seed,
             timing={"total_ms": total_ms},
             video=video,
             quantiles=self._input.quantiles(request),
         )
 
-    def _run(self, request: Request, processed: ProcessedInput, sampling: Sampling) -> Any:
+    def _run(self, request: Request, asked: Cosmos3ActionRequest) -> Any:
         from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
         from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
         pipe = self._pipe
-        flow = {"use_karras_sigmas": False, "flow_shift": sampling.flow_shift}
+        flow = {"use_karras_sigmas": False, "flow_shift": asked.flow_shift}
         pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config(
             {**pipe.scheduler.config, **flow}
         )
-        ids = processed.text_ids[0].tolist(), processed.neg_text_ids[0].tolist()
+        assert asked.neg_text_ids is not None  # a processor made it
+        ids = [[int(i) for i in prompt[0]] for prompt in (asked.text_ids, asked.neg_text_ids)]
 
         def tokenize(*_: Any, **__: Any) -> Any:
             return ids
@@ -132,17 +131,17 @@ class DiffusersBackend(Backend):
         pipe.tokenize_prompt = tokenize
         condition = CosmosActionCondition(
             mode="policy",
-            chunk_size=processed.action_chunk,
+            chunk_size=asked.action_chunk,
             domain_name=request.embodiment.name,
             resolution_tier=self._input.tier,
             image=Image.fromarray(np.array(request.composite)),
         )
         return pipe(
-            prompt=processed.prompt,
+            prompt=request.instruction,  # of which tokenize_prompt makes nothing
             action=condition,
-            fps=processed.fps,
-            num_inference_steps=sampling.num_steps,
-            guidance_scale=sampling.guidance_scale,
+            fps=asked.fps,
+            num_inference_steps=asked.num_inference_steps,
+            guidance_scale=asked.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._decodes_video else "latent",
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,8 @@ from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.preflight import torch_device
-from strands_cosmos3.engine.processor import (
-    DEFAULT_TIER,
-    Cosmos3PolicyProcessor,
-    ProcessedInput,
-)
+from strands_cosmos3.engine.processor import DEFAULT_TIER, Clip, Cosmos3PolicyProcessor
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.types import Mode, Request
 
@@ -35,7 +32,8 @@ def resolve_device(options: EngineOptions) -> torch.device:
 
 
 class ModelInput:
-    """Makes processed inputs of requests, with one processor for each embodiment and action space.
+    """Makes the engine's requests of a policy's, with one processor for each embodiment, action
+    space and number of rows.
 
     Args:
         checkpoint: Source of tokenizer, prompt format and presets.
@@ -55,52 +53,95 @@ class ModelInput:
         self._understood = None if language is None else lru_cache(64)(language.understand)
         self._processors: dict[tuple[str, str, int], Cosmos3PolicyProcessor] = {}
 
-    def __call__(self, request: Request, backend: str) -> ProcessedInput:
-        """Return the input for a request.
+    def __call__(
+        self,
+        requests: Sequence[Request],
+        backend: str,
+        recorded: bool = False,
+        decodes_video: bool = False,
+    ) -> list[Cosmos3ActionRequest]:
+        """Return the engine's request for each. Those that share a picture share its pixels.
+
+        Args:
+            requests: What a policy asks.
+            backend: Name of the backend, for messages.
+            recorded: Whether to sample as the checkpoint records, whatever the options.
+            decodes_video: Whether the engine has a decoder, for the frames that are wanted.
 
         Raises:
             ContractError: The checkpoint does not state what its actions mean, or means others than
                 the request.
-            BackendError: The request lacks a picture, joint angles or the measured pose.
-            InputError: Picture, state or instruction cannot be used.
+            BackendError: A request lacks a picture, joint angles or the measured pose.
+            InputError: Picture, state, instruction or action prefix cannot be used.
             InstructionError: A checkpoint that declares its language does not understand the
                 instruction.
         """
-        require_acting(
-            self._checkpoint, request.embodiment, request.action_space, self._sampling.stated
-        )
-        textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY
-        task = request.instruction
-        if not request.prompt and not textless:
-            if not task.strip():
-                raise InputError(
-                    "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
+        made: list[Cosmos3ActionRequest] = []
+        shown: list[tuple[Any, Clip]] = []
+        for request in requests:
+            require_acting(
+                self._checkpoint, request.embodiment, request.action_space, self._sampling.stated
+            )
+            task = self._task(request)
+            processor = self._processor(request)
+            call = processor.settings(request.mode)
+            picture = self._picture(request, processor, backend)
+            state = self._state(request)
+            clip = next((clip for known, clip in shown if known is picture), None)
+            if clip is None:
+                clip = processor.clip(call, picture)
+                shown.append((picture, clip))
+            asked = processor.request(
+                call,
+                clip,
+                request.prompt or ("" if task is None else processor.caption(call, clip, task)),
+                state=state,
+                cond_action=request.conditioning_actions,
+                action_prefix=request.action_prefix,
+            )
+            made.append(
+                asked.sampled(
+                    self.sampling(request, recorded),
+                    seed=request.seed,
+                    use_karras_sigmas=not recorded and self._sampling.karras,
+                    return_video=False,  # pixels are wanted, as many as are decoded
+                    decode_frames=request.decode_frames if decodes_video else 0,
                 )
-            if self._understood is not None and self._options.check_language:
-                task = self._understood(task)
-        raw: dict[str, Any] = {
-            "task": task,
-            "mode": request.mode,
-            "images": self._frames(request, backend),
-            "cond_action": request.conditioning_actions,
-            "action_prefix": request.action_prefix,
-            "caption": request.prompt or ("" if textless else None),
-        }
+            )
+        return made
+
+    def _task(self, request: Request) -> str | None:
+        """Return what the caption is composed around; None if the request has its caption, or the
+        checkpoint takes none.
+        """
+        textless = self._checkpoint.dynamics_without_text and request.mode is not Mode.POLICY
+        if request.prompt or textless:
+            return None
+        if not request.instruction.strip():
+            raise InputError(
+                "the instruction is blank; say what is to be done, e.g. 'pick up the red cube'."
+            )
+        if self._understood is not None and self._options.check_language:
+            return self._understood(request.instruction)
+        return request.instruction
+
+    def _state(self, request: Request) -> list[Any] | None:
+        """Return the state row of a sequence that has one: joint angles, or the measured pose."""
         if request.action_space.state_row:
             if request.q_rad is None:
                 raise BackendError(
                     f"{request.action_space.name!r} starts from the joint angles, and the request "
                     "has none."
                 )
-            raw["state"] = [*request.q_rad.tolist(), request.gripper]
-        elif self._checkpoint.state_row is not None:
-            if request.T_base_cosmos is None:
-                raise BackendError(
-                    "the checkpoint starts from the measured pose, but the request has none; name "
-                    "a robot, e.g. robot='panda'."
-                )
-            raw["state"] = [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
-        return self._processor(request).preprocess(raw)
+            return [*request.q_rad.tolist(), request.gripper]
+        if self._checkpoint.state_row is None:
+            return None
+        if request.T_base_cosmos is None:
+            raise BackendError(
+                "the checkpoint starts from the measured pose, but the request has none; name "
+                "a robot, e.g. robot='panda'."
+            )
+        return [*encode_pose_delta(request.T_base_cosmos).tolist(), request.gripper]
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the composite of a rig's views as the checkpoint, or the option, wants it, no
@@ -115,12 +156,13 @@ class ModelInput:
         stated = self._checkpoint.metadata.get("resolution_tier")
         return self._sampling.image_size or stated or DEFAULT_TIER
 
-    def _frames(self, request: Request, backend: str) -> Any:
+    @staticmethod
+    def _picture(request: Request, processor: Cosmos3PolicyProcessor, backend: str) -> Any:
+        """Return the picture or frames that are given; a request's own by reference."""
         if request.mode is Mode.INVERSE_DYNAMICS:
-            clip = request.clip
-            if not isinstance(clip, str | Path):
-                return clip
-            return self._processor(request).read_film(clip, request.mode)
+            film = request.clip
+            is_file = isinstance(film, str | Path)
+            return processor.read_film(film, request.mode) if is_file else film
         if request.composite is None:
             raise BackendError(
                 f"backend {backend!r} needs a picture: the request has no composite."

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
@@ -19,7 +18,7 @@ from strands_cosmos3.backends.model_input import ModelInput, as_path, as_picture
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.processor import ProcessedInput
+from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.vae import NovelPictureWarning
 from strands_cosmos3.monitors import ScoreLimit
 from strands_cosmos3.types import ActionChunk, Mode, Request
@@ -75,7 +74,6 @@ class EngineBackend(Backend):
         )
         self._answers_digest = options.engine.answers_digest
         self._input = ModelInput(checkpoint, options)
-        self._karras = options.sampling.karras
         self._futures_apart = (
             engine.decodes_video
             and checkpoint.future_from_actions
@@ -92,9 +90,13 @@ class EngineBackend(Backend):
         """
         return self._input.compose(views, rig)
 
-    def processed(self, request: Request) -> ProcessedInput:
-        """Return a request as the model reads it. Errors: as :meth:`infer`."""
-        return self._input(request, self.info.name)
+    def engine_requests(
+        self, requests: Sequence[Request], recorded: bool = False
+    ) -> list[Cosmos3ActionRequest]:
+        """Return requests as the engine reads them; ``recorded``: sampled as the checkpoint
+        records, whatever the options. Errors: as :meth:`infer`.
+        """
+        return self._input(requests, self.info.name, recorded, self.engine.decodes_video)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the chunk for a request.
@@ -123,8 +125,8 @@ class EngineBackend(Backend):
             for i, request in enumerate(requests)
         ]
         chunks = [
-            self._chunk(request, fps, result)
-            for request, (fps, result) in zip(plain, self._results(plain), strict=True)
+            self._chunk(request, asked, result)
+            for request, (asked, result) in zip(plain, self._results(plain), strict=True)
         ]
         futures = [
             replace(
@@ -136,45 +138,32 @@ class EngineBackend(Backend):
             )
             for i in filmed
         ]
-        for i, (_, result) in zip(filmed, self._results(futures, own_sampling=True), strict=True):
+        for i, (_, result) in zip(filmed, self._results(futures, recorded=True), strict=True):
             timing: Counter[Any] = Counter(chunks[i].timing)
             timing.update(_milliseconds(result))
             chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=timing)
         return chunks
 
     def _results(
-        self, requests: Sequence[Request], own_sampling: bool = False
-    ) -> list[tuple[float, Mapping[str, Any]]]:
-        """Return the frame rate and the result of each request; ``own_sampling``: as the checkpoint
-        records, whatever the options.
-        """
-        processed = [self.processed(request) for request in requests]
-        pixels = [item.pixel_values for item in processed]
-        engine_requests = [
-            item.request(
-                self._input.sampling(request, own_sampling),
-                seed=request.seed,
-                use_karras_sigmas=not own_sampling and self._karras,
-                # the engine encodes the same tensor once
-                cond_video_pixels=next(p for p in pixels if torch.equal(p, item.pixel_values)),
-                return_video=False,  # pixels are wanted, as many as are decoded
-                decode_frames=request.decode_frames if self.engine.decodes_video else 0,
-            )
-            for request, item in zip(requests, processed, strict=True)
-        ]
+        self, requests: Sequence[Request], recorded: bool = False
+    ) -> list[tuple[Cosmos3ActionRequest, dict[str, Any]]]:
+        """Return the engine's request and its result for each request."""
+        asked = self.engine_requests(requests, recorded)
         results: dict[int, dict[str, Any]] = {}
-        for key in dict.fromkeys(request.batch_key for request in engine_requests):
-            alike = [i for i, request in enumerate(engine_requests) if request.batch_key == key]
-            batch = [engine_requests[i] for i in alike]
+        for key in dict.fromkeys(one.batch_key for one in asked):
+            alike = [i for i, one in enumerate(asked) if one.batch_key == key]
+            batch = [asked[i] for i in alike]
             results |= dict(zip(alike, self.engine.step_batch(batch), strict=True))
-        return [(item.fps, results[i]) for i, item in enumerate(processed)]
+        return [(one, results[i]) for i, one in enumerate(asked)]
 
-    def _chunk(self, request: Request, fps: float, result: Mapping[str, Any]) -> ActionChunk:
+    def _chunk(
+        self, request: Request, asked: Cosmos3ActionRequest, result: Mapping[str, Any]
+    ) -> ActionChunk:
         return ActionChunk(
             result["action"][0].double().numpy(),
             request.action_space,
             request.embodiment,
-            fps=fps,
+            fps=asked.fps,
             seed=request.seed,
             timing=_milliseconds(result),
             video=as_pictures(result["pixels"]) if "pixels" in result else None,

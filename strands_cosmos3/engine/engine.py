@@ -562,9 +562,9 @@ class Cosmos3Engine(Closeable):
         """
         pixels = [request.cond_video_pixels for request in requests]
         counts = [max(layout.clean_frames) * TEMPORAL_COMPRESSION + 1 for layout in layouts]
-        keys = [(id(clip), count) for clip, count in zip(pixels, counts, strict=True)]
-        clips = {key: first_of(clip, key[1], 2) for key, clip in zip(keys, pixels, strict=True)}
-        latents: dict[tuple[int, int], torch.Tensor] = {}
+        keys = list(zip(pixels, counts, strict=True))  # a tensor is a key by reference
+        clips = {(clip, count): first_of(clip, count, 2) for clip, count in keys}
+        latents: dict[tuple[torch.Tensor, int], torch.Tensor] = {}
         for shape in dict.fromkeys(clip.shape for clip in clips.values()):
             alike = {key: clip for key, clip in clips.items() if clip.shape == shape}
             encoded = self._latents_of(torch.cat(list(alike.values())).to(self.device), again)

@@ -33,7 +33,11 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_clip, read_frames
 from strands_cosmos3.engine.metadata import STATE_COLUMNS, StateRow
 from strands_cosmos3.engine.preflight import torch_device
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, pixel_to_latent_shape
+from strands_cosmos3.engine.request import (
+    Cosmos3ActionRequest,
+    pixel_to_latent_shape,
+    require_pixels,
+)
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
 from strands_cosmos3.engine.tokens import PromptTokenizer
 from strands_cosmos3.errors import (
@@ -67,10 +71,28 @@ class CallSettings:
     view: str
 
 
+@dataclass(frozen=True, eq=False)
+class Clip:
+    """Given frames on their canvas, which requests share by reference.
+
+    Args:
+        pixels: [1, 3, frames, height, width] in [-1, 1].
+        content_hw: Height and width of the picture, at the canvas' top left.
+
+    Raises:
+        NonFiniteError, InputError: A pixel is not finite, or far from [-1, 1].
+    """
+
+    pixels: torch.Tensor
+    content_hw: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        require_pixels(self.pixels)
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ProcessedInput(CallSettings):
-    """The result of :meth:`Cosmos3PolicyProcessor.preprocess`. Its other attributes are those of
-    the engine's request, e.g. ``text_ids``, ``cond_action`` and ``domain_id``.
+    """The result of :meth:`Cosmos3PolicyProcessor.preprocess`.
 
     Args:
         engine_request: The request, with 30 steps, seed 0 and no guidance.
@@ -84,6 +106,26 @@ class ProcessedInput(CallSettings):
     prompt: str
 
     @property
+    def text_ids(self) -> torch.Tensor:
+        """[1, S] ids of the prompt."""
+        return self.engine_request.text_ids
+
+    @property
+    def text_mask(self) -> torch.Tensor | None:
+        """[1, S] ones."""
+        return self.engine_request.text_mask
+
+    @property
+    def neg_text_ids(self) -> torch.Tensor | None:
+        """[1, S] ids of the unconditional branch's prompt."""
+        return self.engine_request.neg_text_ids
+
+    @property
+    def neg_text_mask(self) -> torch.Tensor | None:
+        """[1, S] ones."""
+        return self.engine_request.neg_text_mask
+
+    @property
     def pixel_values(self) -> torch.Tensor:
         """[1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas."""
         return self.engine_request.cond_video_pixels
@@ -94,13 +136,24 @@ class ProcessedInput(CallSettings):
         rows = self.engine_request.cond_action
         return None if rows is None else rows[None]
 
+    @property
+    def action_prefix(self) -> torch.Tensor | None:
+        """[rows, action_dim] given first rows of the sequence: state and bound rows, or None."""
+        return self.engine_request.action_prefix
+
+    @property
+    def cond_frame_indexes(self) -> Sequence[int] | None:
+        """Latent frames that are given; None is the mode's own."""
+        return self.engine_request.cond_frame_indexes
+
+    @property
+    def domain_id(self) -> int:
+        """The domain's slot of the action heads."""
+        return self.embodiment.domain_id
+
     def request(self, sampling: Sampling | None = None, **changes: Any) -> Cosmos3ActionRequest:
         """Return the engine's request with a sampling, and other ``changes`` of its fields."""
         return self.engine_request.sampled(sampling or Sampling(), **changes)
-
-    def __getattr__(self, name: str) -> Any:
-        # not self.engine_request, which a copy in the making does not have
-        return getattr(object.__getattribute__(self, "engine_request"), name)
 
 
 class Cosmos3PolicyProcessor:
@@ -224,7 +277,7 @@ class Cosmos3PolicyProcessor:
         self._tokens = PromptTokenizer(tokenizer_name_or_path)
         self._last: CallSettings | None = None
         if self._domain[0] is not None:
-            self._affine(self._resolve({}))
+            self._affine(self.settings())
 
     @classmethod
     @typed()
@@ -263,19 +316,19 @@ class Cosmos3PolicyProcessor:
     @property
     def embodiment(self) -> Embodiment:
         """The embodiment of the inputs."""
-        return self._resolve({}).embodiment
+        return self.settings().embodiment
 
     @property
     def num_frames(self) -> int:
         """Frames of a clip: rows + 1."""
-        return self._resolve({}).action_chunk + 1
+        return self.settings().action_chunk + 1
 
     @typed()
     def read_film(self, path: str | Path, mode: str | None = None) -> np.ndarray:
         """The frames [F, H, W, 3] uint8 of a film that :meth:`preprocess` reads in a mode, one for
         each row; errors as :func:`~strands_cosmos3.engine.frames.read_clip`.
         """
-        call = self._resolve({"mode": mode})
+        call = self.settings(mode)
         return read_clip(path, self._frames_read(call), call.fps)
 
     @typed()
@@ -309,10 +362,91 @@ class Cosmos3PolicyProcessor:
             raise InputError(
                 f"unknown input fields: {', '.join(unknown)}; valid: {', '.join(_KNOWN)}."
             )
-        call = self._resolve(raw_input)
-        images = _first_of(raw_input, ("images",), "'images'")[1]
-        rig = call.embodiment.rig
-        frames = read_frames(images, rig, self._composition, self._composed_tier)
+        call = self.settings(
+            raw_input.get("mode"),
+            _only_domain(raw_input.get("domain_name"), raw_input.get("domain_id")),
+        )
+        clip = self.clip(call, _first_of(raw_input, ("images",), "'images'")[1])
+        if raw_input.get("caption") is None:
+            task = _text(raw_input, ("task", "prompt"), "'task' or 'prompt'")
+            caption = self.caption(call, clip, task)
+        else:
+            caption = _text(raw_input, ("caption",), "'caption'")
+        actions = raw_input.get("cond_action")
+        request = self.request(
+            call,
+            clip,
+            caption,
+            state=raw_input.get("state"),
+            cond_action=raw_input.get("action") if actions is None else actions,
+            action_prefix=raw_input.get("action_prefix"),
+        )
+        self._last = call
+        return ProcessedInput(
+            **vars(call),
+            engine_request=request,
+            video_shape=(self._clip_frames(call), *clip.content_hw),
+            prompt=caption,
+        )
+
+    @typed()
+    def settings(self, mode: str | None = None, domain: str | int | None = None) -> CallSettings:
+        """What follows from a call's own mode and domain; None is the processor's.
+
+        Raises:
+            ConfigError: No domain, or rows or a frame rate that cannot be.
+            UnknownNameError, ActionSpaceError: No such mode or domain, or not in this action space.
+            InputError: A domain id without its raw width.
+        """
+        own, width = self._domain
+        if domain is None:
+            domain = own
+        else:
+            width = width if isinstance(domain, int) else None
+        if domain is None:
+            raise ConfigError(
+                "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
+            )
+        embodiment = _embodiment(domain, width)
+        space = embodiment.action_space(self._space)
+        chunk, frames, fps, view = self._options
+        chunk = embodiment.chunk_rows(space.name) if chunk is None else chunk
+        if chunk < 1 or (frames is not None and frames != chunk + 1):
+            raise ConfigError(
+                f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at "
+                "least 1."
+            )
+        fps = fps if fps is not None else embodiment.fps
+        if fps is None or not 0 < fps < float("inf"):
+            raise ConfigError(
+                f"fps is {fps}, and that of domain {embodiment.name!r} is {embodiment.fps}; pass "
+                "fps above zero."
+            )
+        width = space.width if width is None else width
+        if not 1 <= width <= self._action_dim:
+            raise ConfigError(
+                f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width."
+            )
+        return CallSettings(
+            mode=self._mode if mode is None else Mode.parse(mode),
+            embodiment=embodiment,
+            space=space,
+            raw_action_dim=width,
+            action_chunk=chunk,
+            fps=fps,
+            view=view_point(view or embodiment.view_point or "ego"),
+        )
+
+    @typed()
+    def clip(self, call: CallSettings, images: Any) -> Clip:
+        """The frames of pictures (see :func:`read_frames`; views by name are composed) that a call
+        gives, on their canvas.
+
+        Raises:
+            InputError, ShapeError, NonFiniteError, ResourceNotFoundError, ObservationError: Images
+                cannot be used, or are fewer than the mode or ``cond_frame_indexes`` needs.
+        """
+        frames = read_frames(images, call.embodiment.rig, self._composition, self._composed_tier)
         if call.mode is Mode.INVERSE_DYNAMICS and len(frames) == 1:
             raise InputError(
                 "inverse_dynamics explains a motion: images must hold more than one frame."
@@ -322,44 +456,64 @@ class Cosmos3PolicyProcessor:
             raise InputError(
                 f"cond_frame_indexes {indexes} with a single picture: only frame 0 is known."
             )
-        needed = self._frames_read(call)
         height, width = frames.shape[1:3]
-        canvas = to_canvas(
-            frames[:needed],
-            self._canvas or canvas_hw(height, width, self._tier),
-        )
-        if raw_input.get("caption") is None:
-            prompt = self._caption(raw_input, call, canvas.frames.shape[1:3])
-        else:
-            prompt = _text(raw_input, ("caption",), "'caption'")
-        ids = self._tokens.ids(prompt, self._system_prompt)
-        negative = self._tokens.ids(self._negative, self._system_prompt)
+        hw = self._canvas or canvas_hw(height, width, self._tier)
+        canvas = to_canvas(frames[: self._frames_read(call)], hw)
         pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
-        clip_frames = call.action_chunk + 1
-        if call.mode is Mode.POLICY and self._policy_frames is not None:
-            clip_frames = self._policy_frames
-        video_shape = (clip_frames, *canvas.content_hw)
-        request = Cosmos3ActionRequest(
+        return Clip(pixels.to(self._device, self._dtype), canvas.content_hw)
+
+    @typed()
+    def caption(self, call: CallSettings, clip: Clip, task: str) -> str:
+        """The caption around a task, which may be blank."""
+        height, width = clip.pixels.shape[-2:]
+        rig = call.embodiment.rig
+        return compose_prompt(
+            task,
+            prompt_format=self._prompt_format,
+            view=call.view,
+            num_frames=call.action_chunk + 1,
+            fps=call.fps,
+            canvas_hw=(height, width),
+            layout=rig.layout if rig is not None and call.view == "concat" else "",
+        )
+
+    @typed()
+    def request(
+        self,
+        call: CallSettings,
+        clip: Clip,
+        caption: str,
+        *,
+        state: Any = None,
+        cond_action: Any = None,
+        action_prefix: Any = None,
+    ) -> Cosmos3ActionRequest:
+        """The engine's request, with 30 steps, seed 0 and no guidance; rows as
+        :meth:`preprocess`'s.
+
+        Raises:
+            InputError, ShapeError, NonFiniteError: Rows cannot be used, or contradict the mode.
+        """
+        ids = self._tokens.ids(caption, self._system_prompt)
+        negative = self._tokens.ids(self._negative, self._system_prompt)
+        return Cosmos3ActionRequest(
             text_ids=ids.to(self._device),
             text_mask=torch.ones_like(ids, device=self._device),
             neg_text_ids=negative.to(self._device),
             neg_text_mask=torch.ones_like(negative, device=self._device),
-            cond_video_pixels=pixels.to(self._device, self._dtype),
-            video_shape=pixel_to_latent_shape(*video_shape),
+            cond_video_pixels=clip.pixels,
+            checked_pixels=clip.pixels,
+            video_shape=pixel_to_latent_shape(self._clip_frames(call), *clip.content_hw),
             mode=call.mode,
             domain_id=call.embodiment.domain_id,
             action_space=call.space.name,
             action_chunk=call.action_chunk,
             raw_action_dim=call.raw_action_dim,
             fps=call.fps,
-            cond_action=self._given_action(raw_input, call),
-            action_prefix=self._prefix(raw_input, call),
-            cond_frame_indexes=indexes,
+            cond_action=self._given_action(cond_action, call),
+            action_prefix=self._prefix(state, action_prefix, call),
+            cond_frame_indexes=self._frame_indexes,
             history_rows=self._history,
-        )
-        self._last = call
-        return ProcessedInput(
-            **vars(call), engine_request=request, video_shape=video_shape, prompt=prompt
         )
 
     @typed()
@@ -383,7 +537,7 @@ class Cosmos3PolicyProcessor:
             ShapeError, ActionOutOfRangeError: The action is narrower than the domain's, or beyond
                 |z| = 10.
         """
-        call = processed or self._last or self._resolve({})
+        call = processed or self._last or self.settings()
         answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)
         if not isinstance(answer.get("action"), torch.Tensor):
             raise InputError(
@@ -410,46 +564,11 @@ class Cosmos3PolicyProcessor:
             return max(0, *self._frame_indexes) * TEMPORAL_COMPRESSION + 1
         return call.action_chunk + 1 if call.mode is Mode.INVERSE_DYNAMICS else 1
 
-    def _resolve(self, raw: Mapping[str, Any]) -> CallSettings:
-        domain, width = self._domain
-        of_call = _only_domain(raw.get("domain_name"), raw.get("domain_id"))
-        if of_call is not None:
-            domain = of_call
-            width = width if isinstance(of_call, int) else None
-        if domain is None:
-            raise ConfigError(
-                "no domain: pass domain_name, e.g. 'droid_lerobot', or an integer domain_id."
-            )
-        embodiment = _embodiment(domain, width)
-        space = embodiment.action_space(self._space)
-        mode = self._mode if raw.get("mode") is None else Mode.parse(raw["mode"])
-        chunk, frames, fps, view = self._options
-        chunk = embodiment.chunk_rows(space.name) if chunk is None else chunk
-        if chunk < 1 or (frames is not None and frames != chunk + 1):
-            raise ConfigError(
-                f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at "
-                "least 1."
-            )
-        fps = fps if fps is not None else embodiment.fps
-        if fps is None or not 0 < fps < float("inf"):
-            raise ConfigError(
-                f"fps is {fps}, and that of domain {embodiment.name!r} is {embodiment.fps}; pass "
-                "fps above zero."
-            )
-        width = space.width if width is None else width
-        if not 1 <= width <= self._action_dim:
-            raise ConfigError(
-                f"raw_action_dim is {width}; it must be 1..{self._action_dim}, the model's width."
-            )
-        return CallSettings(
-            mode=mode,
-            embodiment=embodiment,
-            space=space,
-            raw_action_dim=width,
-            action_chunk=chunk,
-            fps=fps,
-            view=view_point(view or embodiment.view_point or "ego"),
-        )
+    def _clip_frames(self, call: CallSettings) -> int:
+        """How many frames the whole clip has, the predicted ones included."""
+        if call.mode is Mode.POLICY and self._policy_frames is not None:
+            return self._policy_frames
+        return call.action_chunk + 1
 
     def _affine(self, call: CallSettings) -> Affine | None:
         if self._stats is None:
@@ -471,21 +590,7 @@ class Cosmos3PolicyProcessor:
             )
         return stats.normalizer(self._method)
 
-    def _caption(self, raw: Mapping[str, Any], call: CallSettings, hw: Sequence[int]) -> str:
-        task = _text(raw, ("task", "prompt"), "'task' or 'prompt'")
-        rig = call.embodiment.rig
-        return compose_prompt(
-            task,
-            prompt_format=self._prompt_format,
-            view=call.view,
-            num_frames=call.action_chunk + 1,
-            fps=call.fps,
-            canvas_hw=(hw[0], hw[1]),
-            layout=rig.layout if rig is not None and call.view == "concat" else "",
-        )
-
-    def _given_action(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
-        actions = raw.get("action") if raw.get("cond_action") is None else raw["cond_action"]
+    def _given_action(self, actions: Any, call: CallSettings) -> torch.Tensor | None:
         if actions is None:
             return None
         rows = _rows(actions, "cond_action")
@@ -514,14 +619,14 @@ class Cosmos3PolicyProcessor:
             return rows
         return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
 
-    def _prefix(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
+    def _prefix(self, given: Any, bound: Any, call: CallSettings) -> torch.Tensor | None:
         """The rows of the action sequence that are given: the state, if any, and what is bound
         to be executed.
         """
-        state = self._state(raw, call)
-        if raw.get("action_prefix") is None:
+        state = self._state(given, call)
+        if bound is None:
             return state
-        rows = _rows(raw["action_prefix"], "action_prefix")
+        rows = _rows(bound, "action_prefix")
         longest = min(call.action_chunk - 1, self._prefix_rows)
         if call.mode is not Mode.POLICY or rows.shape[1] != call.raw_action_dim:
             raise InputError(
@@ -536,9 +641,9 @@ class Cosmos3PolicyProcessor:
         action_prefix = self._padded(self._in_model_units(rows, call))
         return action_prefix if state is None else torch.cat([state, action_prefix])
 
-    def _state(self, raw: Mapping[str, Any], call: CallSettings) -> torch.Tensor | None:
+    def _state(self, given: Any, call: CallSettings) -> torch.Tensor | None:
         if not call.space.state_row and self._state_row is None:
-            if raw.get("state") is not None or self._history:
+            if given is not None or self._history:
                 raise InputError(
                     f"a state is for 'joint_pos' checkpoints; this one answers {call.space.name!r}."
                 )
@@ -546,11 +651,12 @@ class Cosmos3PolicyProcessor:
         scale = None if call.space.state_row else self._state_row
         columns = call.space.columns if scale is None else STATE_COLUMNS
         listed = ", ".join(columns)
-        needed = (
-            "'state' (--state), with which this checkpoint's sequence starts: "
-            f"{len(columns)} numbers, {listed}"
-        )
-        state = np.atleast_2d(finite_array(_first_of(raw, ("state",), needed)[1], "state", None))
+        if given is None:
+            raise InputError(
+                "the input lacks 'state' (--state), with which this checkpoint's sequence starts: "
+                f"{len(columns)} numbers, {listed}."
+            )
+        state = np.atleast_2d(finite_array(given, "state", None))
         if len(state) <= self._history:
             raise InputError(
                 f"history_length is {self._history + 1}, and `state` has {len(state)} rows."

@@ -57,7 +57,8 @@ class Cosmos3ActionRequest:
             scale; D is raw_action_dim, or the model's action width with zeros above it. Rows
             beyond the chunk are cut; the last one is repeated where there are fewer.
         action_prefix: [rows, D] given first rows of the action sequence. In ``joint_pos`` its first
-            row is the state, which comes before the chunk and is not part of the answer.
+            row is the state, which comes before the chunk and is not part of the answer. The engine
+            checks their number.
         history_rows: Rows of action_prefix that precede the state row (or, without one, the chunk):
             past actions, at temporal positions before it.
         cond_frame_indexes: Latent frames that are given; None is the mode's own: frame 0, or all
@@ -77,6 +78,9 @@ class Cosmos3ActionRequest:
         decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and
             those of eight rows. Decoding costs in proportion. None is all if the engine has its
             decoder, else none.
+        checked_pixels: ``cond_video_pixels`` once more, where :func:`require_pixels` or another
+            request has read them already: requests share a picture by reference, and its values
+            are read once. ``dataclasses.replace`` passes it on.
 
     Raises:
         InputError, ShapeError, NonFiniteError, ActionSpaceError: A field cannot be used.
@@ -108,6 +112,7 @@ class Cosmos3ActionRequest:
     action_noise: torch.Tensor | None = None
     return_video: bool = True
     decode_frames: int | None = None
+    checked_pixels: torch.Tensor | None = None
 
     @typed()
     def sampled(self, sampling: Sampling, **changes: Any) -> Cosmos3ActionRequest:
@@ -143,8 +148,8 @@ class Cosmos3ActionRequest:
         object.__setattr__(self, "mode", Mode.parse(self.mode))
         for name in ("action_chunk", "raw_action_dim", "num_inference_steps"):
             whole_number(getattr(self, name), name, 1)
-        if self.decode_frames is not None:
-            whole_number(self.decode_frames, "decode_frames", 0)
+        for name in ("history_rows", "decode_frames"):
+            whole_number(getattr(self, name) or 0, name, 0)
         whole_number(self.domain_id, "domain_id", 0, NUM_DOMAINS - 1)
         positive(self.fps, "fps")
         if self.action_space not in (None, *MODEL_SPACES):
@@ -160,17 +165,8 @@ class Cosmos3ActionRequest:
             )
 
     def _check_video(self) -> None:
-        pixels = self.cond_video_pixels
-        if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
-            raise ShapeError(
-                "cond_video_pixels must be [1, 3, frames, height, width], "
-                f"got {list(pixels.shape)}."
-            )
-        largest = float(pixels.abs().max())  # NaN if one is
-        if not math.isfinite(largest):
-            raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
-        if largest > 1.5:  # bicubic resampling overshoots 1 a little
-            raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
+        if self.checked_pixels is not self.cond_video_pixels:
+            object.__setattr__(self, "checked_pixels", require_pixels(self.cond_video_pixels))
         if len(self.video_shape) != 3 or min(self.video_shape) < 1:
             raise ShapeError(
                 "video_shape must be three latent sizes (frames, height, width), "
@@ -205,15 +201,6 @@ class Cosmos3ActionRequest:
             object.__setattr__(self, name, value)
         if (actions := self.cond_action) is not None:
             object.__setattr__(self, "cond_action", first_of(actions, self.action_chunk, 0))
-        if (
-            not 0
-            <= self.history_rows
-            <= (0 if self.action_prefix is None else len(self.action_prefix))
-        ):
-            raise InputError(
-                f"history_rows is {self.history_rows}; these rows must be the first "
-                "ones of action_prefix."
-            )
         if self.mode == Mode.FORWARD_DYNAMICS and self.cond_action is None:
             raise InputError(
                 "forward_dynamics predicts what known actions do: cond_action is needed."
@@ -223,6 +210,25 @@ class Cosmos3ActionRequest:
                 f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for "
                 "known rows."
             )
+
+
+def require_pixels(pixels: torch.Tensor) -> torch.Tensor:
+    """Return given frames for ``cond_video_pixels``.
+
+    Raises:
+        ShapeError: They are not [1, 3, frames, height, width].
+        NonFiniteError, InputError: A value is not finite, or far from [-1, 1].
+    """
+    if pixels.ndim != 5 or pixels.shape[:2] != (1, 3) or 0 in pixels.shape:
+        raise ShapeError(
+            f"cond_video_pixels must be [1, 3, frames, height, width], got {list(pixels.shape)}."
+        )
+    largest = float(pixels.abs().max())  # NaN if one is
+    if not math.isfinite(largest):
+        raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
+    if largest > 1.5:  # bicubic resampling overshoots 1 a little
+        raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
+    return pixels
 
 
 def token_ids(

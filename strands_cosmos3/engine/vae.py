@@ -166,15 +166,15 @@ class Novelty:
         """
         if self._decoded is None or self._quantile is None:
             return []
-        pairs = {id(pair[0]): pair for pair in zip(pictures, latents, strict=True)}
-        judged, latents_of = zip(*pairs.values(), strict=True)
-        decoded = self._decoded(torch.stack(latents_of)[:, :, None], again).clamp(-1, 1).float()
+        judged = dict(zip(pictures, latents, strict=True))
+        stacked = torch.stack(list(judged.values()))[:, :, None]
+        decoded = self._decoded(stacked, again).clamp(-1, 1).float()
         height, width = decoded.shape[-2:]
         real = torch.cat([picture[:, :, :1, :height, :width] for picture in judged])
         off = decoded - real.to(decoded)
         errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self._quantile
-        error_of = dict(zip(pairs, errors.tolist(), strict=True))
-        return [error_of[id(picture)] for picture in pictures]
+        error_of = dict(zip(judged, errors.tolist(), strict=True))
+        return [error_of[picture] for picture in pictures]
 
     def decoded(self, latents: torch.Tensor) -> torch.Tensor | None:
         """The picture [1, 3, 1, height, width] that the preview decoder made of these latents [1,

@@ -29,8 +29,8 @@ def encode_requests(requests: Sequence[Cosmos3ActionRequest]) -> bytes:
 
 
 def decode_requests(frame: bytes) -> list[Cosmos3ActionRequest]:
-    """Return the requests in a frame, validated like any others; tensors that were sent once are
-    one object again. InputError: a field is invalid.
+    """Return the requests in a frame, validated like any others, but for pixels, which the leader
+    has read; tensors that were sent once are one object again. InputError: a field is invalid.
     """
     return [
         Cosmos3ActionRequest(**{name: as_tuples(value) for name, value in values.items()})

@@ -112,26 +112,21 @@ class PolicyArm:
         for name, posture_rad in postures.items():
             self._ik.bridges[name].posture_rad = posture_rad
 
-    def known(self, observation: Observation, embodiment: Embodiment) -> dict[str, Any]:
-        """Return what a :class:`~strands_cosmos3.types.Request` says of the limbs: their poses and
-        anchors by name, their grippers in the order of the columns.
+    def in_column_order(self, gripper: float | F64, embodiment: Embodiment) -> float | F64:
+        """Return the grippers' open fractions, given in the order of the limbs, in that of the
+        columns.
         """
-        joined = self._ik.join(embodiment)
+        if not isinstance(gripper, np.ndarray):
+            return gripper
         owners = [limb.name for limb in self._robot.limbs if limb.gripper is not None]
-        names = {columns.name: limb.name for limb, columns in joined}
-        order = [
-            owners.index(names[columns.name])
-            for columns in embodiment.limbs
-            if names.get(columns.name) in owners
+        names = {columns.name: limb.name for limb, columns in self._ik.join(embodiment)}
+        return gripper[
+            [
+                owners.index(names[columns.name])
+                for columns in embodiment.limbs
+                if names.get(columns.name) in owners
+            ]
         ]
-        gripper = observation.gripper
-        return {
-            "gripper": gripper[order] if isinstance(gripper, np.ndarray) else gripper,
-            "limb_poses": self.T_base_cosmos(observation.q_rad, embodiment),
-            "limb_anchors": {}
-            if observation.q_anchor_rad is None
-            else self.T_base_cosmos(observation.q_anchor_rad, embodiment),
-        }
 
     def T_base_cosmos(self, q_rad: F64, embodiment: Embodiment) -> dict[str, F64]:
         """Return the poses [4, 4] of the frames whose deltas the model predicts, by the name of

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend, BackendInfo
@@ -478,11 +479,17 @@ class Cosmos3Policy(Restorable, Policy):
         with self._planning:
             self._require_open()
             first = self._calls
+            seen: dict[int, tuple[Observation, Request]] = {}
             asked: list[tuple[Observation, Request]] = []
             for i, (given, text) in enumerate(zip(observations, texts, strict=True)):
                 self._start_over(first + i)
-                observation = self._observation(given, 0.0)
-                asked.append((observation, self._request(observation, text or self.prompt)))
+                if id(given) not in seen:
+                    observation = self._observation(given, 0.0)
+                    seen[id(given)] = observation, self._request(observation, text)
+                # those of the same observation share its picture
+                observation, request = seen[id(given)]
+                request = replace(request, instruction=text or self.prompt, seed=self._seed)
+                asked.append((observation, request))
             started = time.perf_counter()
             chunks = self.backend.infer_batch([request for _, request in asked]) if asked else []
             infer_ms = (time.perf_counter() - started) * 1e3
@@ -543,16 +550,11 @@ class Cosmos3Policy(Restorable, Policy):
         ], motion_s
 
     @property
-    def takes_action_prefix(self) -> bool:
-        """Whether :meth:`plan` takes ``action_prefix`` rows; a checkpoint that declares
-        ``prefix_rows`` does.
-        """
-        return self.mode is Mode.POLICY and self.info.prefix_rows != 0
-
-    @property
     def prefix_rows(self) -> int:
-        """Longest ``action_prefix`` that :meth:`plan` takes."""
-        if not self.takes_action_prefix:
+        """Longest ``action_prefix`` that :meth:`plan` takes, fewer rows than a chunk's; 0 if the
+        checkpoint declares no ``prefix_rows``.
+        """
+        if self.mode is not Mode.POLICY:
             return 0
         # the answer must add a row
         longest = self._rows_asked - 1
@@ -596,9 +598,10 @@ class Cosmos3Policy(Restorable, Policy):
             caption: The exact caption for the model, instead of its own around the instruction.
 
         Raises:
-            ConfigError: The backend takes no action prefix, or none that long.
+            ConfigError: The backend takes no action prefix.
+            InputError: It takes none that long.
         """
-        if action_prefix is not None and not self.takes_action_prefix:
+        if action_prefix is not None and self.prefix_rows == 0:
             raise ConfigError(
                 f"backend {self.info.name!r} in mode {str(self.mode)!r} takes no action_prefix: "
                 "only checkpoints that declare prefix_rows were trained with one."
@@ -607,10 +610,8 @@ class Cosmos3Policy(Restorable, Policy):
             self._require_open()
             observation = self._observation(observation)
             request = self._request(
-                observation, instruction or self.prompt, raw_actions, video, action_prefix
+                observation, instruction, raw_actions, video, action_prefix, caption or ""
             )
-            if caption is not None:
-                request = replace(request, prompt=caption)
             started = time.perf_counter()
             chunk = self.backend.infer(request)
             infer_ms = (time.perf_counter() - started) * 1e3
@@ -678,20 +679,23 @@ class Cosmos3Policy(Restorable, Policy):
         raw_actions: Any = None,
         video: Any = None,
         action_prefix: Any = None,
+        caption: str = "",
     ) -> Request:
-        known: Any = (
-            self._arm.known(observation, self.embodiment)
-            if self._arm
-            else {"gripper": observation.gripper}
-        )
+        gripper = observation.gripper
+        if self._arm is not None:
+            gripper = self._arm.in_column_order(gripper, self.embodiment)
         return Request(
             embodiment=self.embodiment,
             action_space=self.action_space,
-            instruction=instruction,
+            instruction=instruction or self.prompt,
             n_rows=self._rows_asked,
             q_rad=observation.q_rad,
+            gripper=gripper,
+            limb_poses=self._limb_poses(observation.q_rad),
+            limb_anchors=self._limb_poses(observation.q_anchor_rad),
+            prompt=caption,
             composite=self._composite(observation),
-            seed=(self._first_seed + self._calls) % 2**32,
+            seed=self._seed,
             t_motion_s=observation.t_capture_s
             if observation.t_motion_s is None
             else observation.t_motion_s,
@@ -702,10 +706,19 @@ class Cosmos3Policy(Restorable, Policy):
             clip=video,
             action_prefix=action_prefix,
             decode_frames=self.decode_frames,
-            **known,
         )
 
-    def _composite(self, observation: Observation) -> Any:
+    @property
+    def _seed(self) -> int:
+        return (self._first_seed + self._calls) % 2**32
+
+    def _limb_poses(self, q_rad: F64 | None) -> dict[str, F64]:
+        """Return the poses of the limbs' Cosmos frames at joint angles [n]; none without both."""
+        if self._arm is None or q_rad is None:
+            return {}
+        return self._arm.T_base_cosmos(q_rad, self.embodiment)
+
+    def _composite(self, observation: Observation) -> NDArray[np.uint8] | None:
         if not self.requires_images:
             return None
         if self.embodiment.rig is None:

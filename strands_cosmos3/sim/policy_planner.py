@@ -84,10 +84,9 @@ class PolicyPlanner(_Planner):
 
     def _prefix(self, span: PrefixSpan | None) -> NDArray[Any] | None:
         rows = self.accepted_rows
-        if span is None or rows is None or not self._policy.takes_action_prefix:
+        if span is None or rows is None:
             return None
-        prefix = rows[span.first : span.first + span.rows]
-        prefix = prefix[: min(len(rows) - 1, self._policy.prefix_rows)]  # the chunk must add a row
+        prefix = rows[span.first :][: min(span.rows, self._policy.prefix_rows)]
         return prefix if len(prefix) else None
 
     def plan(self, observation: Observation) -> JointTrajectory:

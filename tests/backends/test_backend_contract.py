@@ -42,9 +42,9 @@ def test_a_backend_needs_only_infer():
         steps = policy.get_actions_sync(STATE, "reach the red cube")
         policy.reset(4)
         policy.cancel()
-        assert (policy.model_sha256, policy.takes_action_prefix, dict(policy.counters)) == (
+        assert (policy.model_sha256, policy.prefix_rows, dict(policy.counters)) == (
             None,
-            False,
+            0,
             {},
         )
     assert len(steps) == 16

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+AutoTokenizer = pytest.importorskip("transformers").AutoTokenizer
 pytest.importorskip("diffusers")
 
 from helpers.options import backend_options  # noqa: E402
@@ -146,7 +147,7 @@ def test_a_chunk_begins_with_what_the_arm_is_bound_to_do(folder, joint_folder, s
     with pytest.raises(InputError, match=r"4 rows.*takes 3 of a chunk of 8.*declares"):
         backend.infer(replace(asked, action_prefix=longer))
     policy = Cosmos3Policy(backend=backend, robot="panda" if space == "midtrain" else None)
-    assert (policy.takes_action_prefix, policy.prefix_rows) == (True, 3)
+    assert policy.prefix_rows == 3
     seen = Observation(
         HOME_Q, 1.0, dict.fromkeys(DROID_RIG.views, np.zeros((90, 160, 3), np.uint8))
     )
@@ -215,7 +216,7 @@ def test_a_checkpoint_that_declares_no_prefix_rows_is_sent_none(native):
     with pytest.raises(InputError, match="takes none of a chunk"):
         native.infer(question(action_prefix=np.zeros((3, 10))))
     policy = Cosmos3Policy(backend=native)
-    assert (policy.takes_action_prefix, policy.prefix_rows) == (False, 0)
+    assert policy.prefix_rows == 0
 
 
 @pytest.mark.parametrize("rows", [0, -1, 2.5, True, "8"])
@@ -239,7 +240,7 @@ def test_committed_rows_that_make_no_sense_are_refused(native):
         with pytest.raises(InputError):
             native.infer(question(**changes))
     with Cosmos3Policy(backend="scripted", robot="panda") as scripted:
-        assert not scripted.takes_action_prefix
+        assert scripted.prefix_rows == 0
         with pytest.raises(ConfigError, match="declare prefix_rows"):
             scripted.plan(Observation(HOME_Q, 1.0), "reach the red cube", action_prefix=rows)
 
@@ -426,7 +427,7 @@ def test_presets_and_overrides(folder):
         with_options(QUICK, {"num_steps": None}),
     )
     preset = edge.sampling(question(action_space=DROID.action_space("joint_pos")))
-    made = edge(asked, "native").request(preset)
+    made = edge([asked], "native")[0].sampled(preset)
     found = made.num_inference_steps, made.guidance_scale, made.flow_shift, made.guidance_interval
     assert found == (4, 3.0, 5.0, (960.0, 1001.0)), "the variant's"
 
@@ -435,13 +436,18 @@ def test_options_of_the_caption_and_the_schedule(folder, native):
     checkpoint = Checkpoint.open(folder)
 
     def made(**chosen):
-        return ModelInput(checkpoint, with_options(QUICK, chosen))(question(), "native")
+        (request,) = ModelInput(checkpoint, with_options(QUICK, chosen))([question()], "native")
+        return request
 
+    def caption(**chosen):
+        return tokenizer.decode(made(**chosen).text_ids[0])
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "text_tokenizer")
     plain = made()
     assert (made(fps=7.0).fps, plain.fps) == (7.0, 15.0)
-    assert '"fps": 7' in made(fps=7.0).prompt
-    assert "wrist" in made(view_point="wrist_view").prompt
-    assert made(view_point="ego_view").prompt != plain.prompt
+    assert '"fps": 7' in caption(fps=7.0)
+    assert "wrist-mounted" in caption(view_point="wrist_view")
+    assert caption(view_point="ego_view") != caption()
     blurry = made(negative_prompt="blurry")
     assert not torch.equal(blurry.neg_text_ids, plain.neg_text_ids)
     assert torch.equal(blurry.text_ids, plain.text_ids)
@@ -467,7 +473,7 @@ def test_a_checkpoints_state_and_tier(folder):
     )
     given, pose = ModelInput(found, backend_options()), np.eye(4)
     pose[:3] = [[0, -1, 0, 0.4], [1, 0, 0, 0.2], [0, 0, 1, 0.3]]
-    made = given(question(limb_poses={"arm": pose}, gripper=0.7), "native")
+    (made,) = given([question(limb_poses={"arm": pose}, gripper=0.7)], "native")
     np.testing.assert_allclose(
         made.action_prefix[0, :10], [0.4, 0.2, 0.3, 0, 1, 0, -1, 0, 0, 0.7], atol=1e-7
     )

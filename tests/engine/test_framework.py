@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from helpers.cosmos3_oracle import pipeline
 from helpers.options import backend_options
@@ -19,6 +20,7 @@ from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_frames
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.engine.tokens import SYSTEM_PROMPT
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.errors import InputError, ShapeError
@@ -55,7 +57,7 @@ def test_pictures(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_pictures_through_a_served_policy(released, name):
+def test_pictures_through_a_served_policy(released, joint_checkpoint, name):
     """The same messages that their server gets."""
     given = pictures(name)
     keys = KEYS if len(given) == 3 else (wire.COMPOSITE,)
@@ -67,13 +69,14 @@ def test_pictures_through_a_served_policy(released, name):
     read = wire.decode_request(
         message, DROID, DROID.spaces["joint_pos"], images=True, compose=released.compose
     )
-    processed = released(read, "native")
-    assert processed.video_shape == (33, *DROID_RIG.composite_hw)
-    canvas = processed.pixel_values[
+    (made,) = released([read], "native")
+    assert made.video_shape == pixel_to_latent_shape(33, *DROID_RIG.composite_hw)
+    canvas = made.cond_video_pixels[
         0, :, 0, : DROID_RIG.composite_hw[0], : DROID_RIG.composite_hw[1]
     ].permute(1, 2, 0)
     assert_as_recorded(((canvas + 1) * 127.5).round().byte().numpy(), name)
-    assert processed.prompt.startswith("go!. This video contains")
+    tokenizer = AutoTokenizer.from_pretrained(joint_checkpoint / "text_tokenizer")
+    assert "go!. This video contains" in tokenizer.decode(made.text_ids[0])
 
 
 @pytest.fixture
@@ -208,7 +211,7 @@ def test_history_is_the_last_rows_of_the_state(joint_checkpoint):
     past = np.random.RandomState(0).uniform(0, 1, (5, 8))
     made = three.preprocess({"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past})
     np.testing.assert_allclose(made.action_prefix[:, :8], past[2:], rtol=1e-6)
-    assert made.request().history_rows == made.history_rows == 2
+    assert made.request().history_rows == 2
     with pytest.raises(InputError, match="history_length is 3"):
         three.preprocess(
             {"images": picture(0, (96, 128), "uint8"), "task": "go", "state": past[:2]}

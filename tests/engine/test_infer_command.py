@@ -256,7 +256,6 @@ def test_the_bundled_checkpoint_is_the_default(picture, tmp_path, capsys):
     said = " ".join(capsys.readouterr().err.split())
     assert "lacks 'state' (--state)" in said
     assert "10 numbers, x_m, y_m, z_m, r0, r1, r2, r3, r4, r5, gripper (1 = open)" in said
-    assert "it has: images, task." in said
     assert main([*options, "--state", "0", "0"]) == 2
     assert "10 values" in " ".join(capsys.readouterr().err.split())
 

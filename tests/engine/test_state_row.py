@@ -125,14 +125,13 @@ def test_a_state_before_known_actions(folders, known_rows, history):
 
 def test_history_must_be_given(folders):
     question = asked(folders, "joint_pos", 1, 2, **POLICY)
+    model = engine(folders["joint_pos"], torch.float32)
     with pytest.raises(
         InputError, match="action_prefix has 2 rows; it must be 2 rows of history, the state"
     ):
-        engine(folders["joint_pos"], torch.float32).step(
-            replace(question, action_prefix=question.action_prefix[:2])
-        )
-    with pytest.raises(InputError, match="history_rows is 4"):
-        replace(question, history_rows=4)
+        model.step(replace(question, action_prefix=question.action_prefix[:2]))
+    with pytest.raises(InputError, match="it must be 4 rows of history"):
+        model.step(replace(question, history_rows=4))
 
 
 def _with_time_on_the_state(patch):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from helpers import rank_cases as cases
+from strands_cosmos3.engine import request as request_module
 from strands_cosmos3.errors import ShapeError
 from strands_cosmos3.parallel.payload import (
     decode_requests,
@@ -41,11 +42,14 @@ def test_a_result_comes_back():
     assert back == result
 
 
-def test_candidates_of_one_request_share_its_tensors():
+def test_candidates_of_one_request_share_its_tensors(monkeypatch):
     asked = cases.question()
     alone, both = encode_requests([asked]), encode_requests([asked, replace(asked, seed=5)])
     assert len(both) < len(alone) + 2000
+    read = []
+    monkeypatch.setattr(request_module, "require_pixels", lambda given: read.append(given) or given)
     first, second = decode_requests(both)
+    assert read == [], "a rank trusts what the leader has read"
     assert (first.seed, second.seed) == (asked.seed, 5)
     assert first.cond_video_pixels is second.cond_video_pixels
 

@@ -2,6 +2,8 @@
 episode.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from strands_cosmos3.errors import ConfigError, InputError, ObservationError
 from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.robots.panda import HOME_Q
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
+from helpers.parity import asked_of  # noqa: E402
+from strands_cosmos3.engine import request as request_module  # noqa: E402
 
 
 def observation(shift_rad, seed):
@@ -61,6 +65,23 @@ def test_candidates_of_one_observation_differ_by_their_seeds(bundled):
     np.testing.assert_allclose(
         candidates[1], rows(bundled.get_actions_sync(seen, "pick up the red cube")), atol=2e-5
     )
+
+
+def test_requests_of_one_observation_share_its_pixels_and_no_others(bundled, monkeypatch):
+    """By reference, whatever their order: the engine encodes each picture once."""
+    asked = asked_of(bundled.backend.engine, monkeypatch)
+    first, second = observation(0.0, 0), observation(0.0, 1)
+    bundled.get_actions_batch([first, second, first], ["reach the red cube"] * 3)
+    pixels = [request.cond_video_pixels for request in asked]
+    assert pixels[0] is pixels[2]
+    assert not torch.equal(pixels[0], pixels[1])
+    read = []
+    monkeypatch.setattr(request_module, "require_pixels", lambda given: read.append(given) or given)
+    again = replace(asked[0], seed=9)
+    assert again.cond_video_pixels is pixels[0]
+    assert read == []
+    replace(asked[0], cond_video_pixels=pixels[1])
+    assert len(read) == 1, "another picture is read"
 
 
 def test_any_backend_answers_a_batch():

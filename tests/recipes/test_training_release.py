@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,12 +45,12 @@ def ask(folder, request: Request, frame) -> torch.Tensor:
     robot.
     """
     with Cosmos3Engine.from_pretrained(folder, dtype=torch.float32) as engine:
-        processed = ModelInput(engine.checkpoint, backend_options())(request, "native")
-        assert tuple(processed.pixel_values.shape) == (1, 3, 1, *CANVAS)
+        (made,) = ModelInput(engine.checkpoint, backend_options())([request], "native")
+        assert tuple(made.cond_video_pixels.shape) == (1, 3, 1, *CANVAS)
         # the demonstration's own canvas, not one composed anew
         pixels = to_pixels(frame[None]).contiguous()
         asked = {"seed": 5, "use_karras_sigmas": False, "cond_video_pixels": pixels}
-        result = engine.step(processed.request(Sampling(1, 1.0, 5.0), **asked))
+        result = engine.step(made.sampled(Sampling(1, 1.0, 5.0), **asked))
     return result["action"][0]
 
 
@@ -91,27 +92,27 @@ def test_the_engine_answers_what_training_computed(released, policy, vae, demos,
 def test_the_state_row_is_the_measured_pose_and_opening(released, demos):
     found = Checkpoint.open(released)
     assert found.state_row == state_row_of(demos)
-    processed = ModelInput(found, backend_options())(
-        request_at(demos, 7, "reach the red cube"), "native"
+    (made,) = ModelInput(found, backend_options())(
+        [request_at(demos, 7, "reach the red cube")], "native"
     )
-    assert processed.action_prefix is not None
+    assert made.action_prefix is not None
     pose = demos.T_base_cosmos[7]
     raw = np.array(
         [*pose[:3, 3], *matrix_to_rot6d(pose[:3, :3]), np.clip(demos.gripper_opening[7], 0, 1)]
     )
     mean, std = np.array(found.state_row.mean), np.array(found.state_row.std)
-    np.testing.assert_allclose(processed.action_prefix[0, :10], (raw - mean) / std, atol=1e-6)
+    np.testing.assert_allclose(made.action_prefix[0, :10], (raw - mean) / std, atol=1e-6)
     np.testing.assert_allclose(state_columns(pose[None], np.array([raw[9]]))[0], raw)
-    assert processed.request().video_shape == (1, 8, 9)
+    assert made.video_shape == (1, 8, 9)
 
 
 def test_an_engine_without_a_state_is_refused(released, demos):
     with Cosmos3Engine.from_pretrained(released, dtype=torch.float32) as engine:
-        processed = ModelInput(engine.checkpoint, backend_options())(
-            request_at(demos, 0, "reach the red cube"), "native"
+        (made,) = ModelInput(engine.checkpoint, backend_options())(
+            [request_at(demos, 0, "reach the red cube")], "native"
         )
         with pytest.raises(InputError, match="state row"):
-            engine.step(processed.request(action_prefix=None))
+            engine.step(replace(made, action_prefix=None))
 
 
 def test_diffusers_classes_load_the_folder_with_every_trained_weight(released, policy):
@@ -169,13 +170,10 @@ def test_a_clip_is_as_long_as_the_checkpoint_was_trained_with(
     found = Checkpoint.open(export(*args, frames=(17, 1), label="x"))
     request = request_at(demos, 0, "reach the red cube")
     for asked, latent_frames in ((None, 5), (17, 5), (1, 1)):
-        processed = ModelInput(found, backend_options(policy_frames=asked))(request, "native")
-        assert (
-            processed.request(Sampling(1, 1.0, 5.0), use_karras_sigmas=False).video_shape[0]
-            == latent_frames
-        )
+        (made,) = ModelInput(found, backend_options(policy_frames=asked))([request], "native")
+        assert made.video_shape[0] == latent_frames
     with pytest.raises(ConfigError, match=r"policy_frames 9: .* 17 or 1"):
-        ModelInput(found, backend_options(policy_frames=9))(request, "native")
+        ModelInput(found, backend_options(policy_frames=9))([request], "native")
     metadata = tmp_path / "both/checkpoint.json"
     metadata.write_text(re.sub(r"17,(?=\s+1\s)", "true,", metadata.read_text()))
     with pytest.raises(LayoutError, match="policy_frames must be a whole number of at least 1"):

@@ -184,20 +184,22 @@ class RolloutWorker(AssignmentRunner):
     ) -> Group:
         """Return a visited state with the chunks that were run from it."""
         backend, rig = self._native(assignment.condition), request.embodiment.rig
-        seen = backend.processed(request)
-        pixels = [seen.pixel_values]
+        (seen,) = backend.engine_requests([request])
+        pixels = [seen.cond_video_pixels]
         if branch.plain_views is not None and rig is not None:
             plain = backend.compose(branch.plain_views, rig)
-            plain_pixels = backend.processed(replace(request, composite=plain)).pixel_values
+            (unseen,) = backend.engine_requests([replace(request, composite=plain)])
+            plain_pixels = unseen.cond_video_pixels
             # the start policy's answer to the run's own pictures is what is to change
             if not torch.equal(plain_pixels, pixels[0]):
                 pixels.append(plain_pixels)
-        engine, (_, height, width) = backend.engine, seen.engine_request.video_shape
+        assert seen.neg_text_ids is not None  # a processor made it
+        engine, (_, height, width) = backend.engine, seen.video_shape
         assert isinstance(engine, Cosmos3Engine)
         with torch.inference_mode():
             latents = engine.vae.encode(torch.cat(pixels).to(engine.device))
         of_pictures = latents[..., :height, :width].float().cpu().numpy()
-        state = seen.engine_request.action_prefix
+        state = seen.action_prefix
         of_state = np.empty(0) if state is None else state[0, : seen.raw_action_dim].cpu().numpy()
         return Group(
             of_pictures[0],
