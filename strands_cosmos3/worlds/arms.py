@@ -11,7 +11,7 @@ import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -316,7 +316,7 @@ class Robot(SimulatedArm):
             progress=progress,
         )
         start = Start(task, seed, instruction=instruction)
-        tick = None if on_tick is None else lambda: on_tick(self)
+        tick = None if on_tick is None else partial(on_tick, self)
         self._judges(start, options)  # errors before a policy is made
         if policy is not None:
             return self.run_episode(policy, start, options, layout=layout, on_tick=tick)
@@ -548,8 +548,7 @@ class ArmSession(Session):
         self, policy: Policy, options: RunOptions | None, state: dict[str, Any] | None
     ) -> Rollout:
         options = options or RunOptions()
-        on_tick = options.on_tick
-        tick = None if on_tick is None else lambda: on_tick(self)
+        tick = None if options.on_tick is None else partial(options.on_tick, self)
         self._running = True
         try:
             return self.robot.run_episode(
