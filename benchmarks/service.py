@@ -68,12 +68,12 @@ def _round_trips(exchanges: int, seed: int) -> dict[str, Any]:
         "no_pictures": _request(),
     }
     plain = cases["no_pictures"]
-    reply = encode(encode_reply(_NoOpBackend().infer(plain), plain, {}, (0.0, 0.0), bare=False))
+    reply = encode(encode_reply(NoOpBackend().infer(plain), plain, {}, (0.0, 0.0), bare=False))
     figures = {}
     with (
-        _process(_serve_policy) as ours,
-        _process(_serve_bare, reply) as bare,
-        _process(_serve_bare, None) as echo,
+        process(_serve_policy) as ours,
+        process(_serve_bare, reply) as bare,
+        process(_serve_bare, None) as echo,
     ):
         for name, request in cases.items():
             report.progress(f"service: {name}")
@@ -124,7 +124,7 @@ def _exchange(connection: Any, frame: bytes) -> Callable[[], object]:
     return call
 
 
-class _NoOpBackend(Backend):
+class NoOpBackend(Backend):
     """Backend that returns the measured joint angles in every row."""
 
     info = BackendInfo(name="nothing", requires_images=False)
@@ -136,7 +136,7 @@ class _NoOpBackend(Backend):
 
 
 @contextmanager
-def _process(target: Callable[..., None], *arguments: Any):
+def process(target: Callable[..., None], *arguments: Any):
     """Run a server in its own process and yield its port."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe()
@@ -150,7 +150,7 @@ def _process(target: Callable[..., None], *arguments: Any):
 
 
 def _serve_policy(pipe: Any) -> None:
-    PolicyServer(ServedPolicy(_NoOpBackend()), ServerConfig(port=0)).run(
+    PolicyServer(ServedPolicy(NoOpBackend()), ServerConfig(port=0)).run(
         ready=lambda server: pipe.send(server.port)
     )
 

@@ -29,6 +29,7 @@
     │       ├── ServiceClosedError (ConnectionError)       closed before the answer was complete
     │       ├── ServiceUnreadableError           the answer does not follow the protocol
     │       ├── ServiceRefusedError              the server answered with an error
+    │       ├── ServiceBusyError                 no answer in the time that the client has
     │       └── ServiceChunkError                rows that must not be executed
     ├── EvaluationError (RuntimeError)           an evaluation cannot continue; episodes are kept
     │   └── ReplicaLostError                     the leader of a shared replica is gone
@@ -181,6 +182,16 @@ class ServiceUnreadableError(ServiceError):
 
 class ServiceRefusedError(ServiceError):
     """The server answered with an error: access denied, invalid request, or failed inference."""
+
+
+class ServiceBusyError(ServiceError):
+    """The server has too much to do to answer in the time that the request can wait. The connection
+    stays open; ``retry_after_s`` says when to ask again.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 0.0):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class ServiceChunkError(ServiceError):

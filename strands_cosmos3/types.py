@@ -12,6 +12,7 @@ is open, 0 is closed. Arrays are read-only float64 copies of what was given, ima
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -154,6 +155,7 @@ class Observation:
             the process.
         q_anchor_rad: [n] joint angles that the chunk departs from; None is ``q_rad``. A control
             loop fills it in.
+        wait_s: Time for which a chunk is waited for. A control loop fills it in.
 
     Raises:
         ShapeError, NonFiniteError, InputError: A field is malformed.
@@ -167,6 +169,7 @@ class Observation:
     t_motion_s: float | None = None
     privileged: Mapping[str, F64] | None = None
     q_anchor_rad: F64 | None = None
+    wait_s: float = math.inf
 
     def __post_init__(self) -> None:
         q = finite_array(self.q_rad, "q_rad", (None,))
@@ -181,9 +184,12 @@ class Observation:
         if self.q_anchor_rad is not None:
             _set(self, q_anchor_rad=finite_array(self.q_anchor_rad, "q_anchor_rad", q.shape))
 
-    def anchored(self, q_anchor_rad: F64) -> Observation:
-        """Return this observation with an anchor [n]; the pictures are shared."""
+    def anchored(self, q_anchor_rad: F64, wait_s: float = math.inf) -> Observation:
+        """Return this observation with an anchor [n] and the time for which a chunk is waited for;
+        the pictures are shared.
+        """
         other = copy.copy(self)
+        _set(other, wait_s=wait_s)
         _set(other, q_anchor_rad=finite_array(q_anchor_rad, "q_anchor_rad", self.q_rad.shape))
         return other
 
@@ -221,6 +227,7 @@ class Request:
         seed: Noise seed.
         t_motion_s: The observation's time on the motion's own clock.
         privileged: As in :class:`Observation`; None unless the backend asks for it.
+        wait_s: Time for which the answer is waited for.
     """
 
     embodiment: Embodiment
@@ -242,6 +249,7 @@ class Request:
     decode_frames: int | None = None
     limb_poses: Mapping[str, F64] = _no_entries()
     limb_anchors: Mapping[str, F64] = _no_entries()
+    wait_s: float = math.inf
 
     def __post_init__(self) -> None:
         whole_number(self.n_rows, "n_rows", 1)

@@ -117,6 +117,15 @@ class ServiceOptions:
     """The server's variant of openpi's protocol; None is robolab. libero is NVIDIA's LIBERO server,
     over HTTP.
     """
+    priority: Literal["realtime", "bulk"] | None = option(None, "service")
+    """Class in which a server of this package is asked: requests of realtime clients go before
+    those of bulk. None is the class that the server gives to the token, else bulk.
+    """
+    deadline_s: float | None = option(None, "service")
+    """Seconds after which a chunk is useless: a server of this package then refuses the request at
+    once, and says when to ask again. None: in real time the rest of the motion under way, else any
+    time.
+    """
 
     def __post_init__(self) -> None:
         typed_fields(self)

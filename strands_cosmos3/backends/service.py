@@ -4,6 +4,7 @@ dialect.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.errors import ConfigError, ServiceChunkError
+from strands_cosmos3.options import changed_options
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient, ServiceClient
 from strands_cosmos3.serving.dialects import HTTP_DIALECTS
 from strands_cosmos3.serving.http_client import HttpPolicyClient, Post
@@ -38,6 +40,10 @@ class RemoteBackend(Backend):
 
     def __init__(self, client: ServiceClient):
         self._client = client
+
+    def _wait_s(self, request: Request) -> float:
+        """The time for which the answer is waited for."""
+        return min(request.wait_s, self._client.config.deadline_s or math.inf)
 
     @property
     def counters(self) -> Mapping[str, int]:
@@ -128,7 +134,14 @@ class ServiceBackend(RemoteBackend):
         return self._client.exchange(message, lambda reply: decode_reply(reply, sent, number))
 
     def _message(self, request: Request, number: int) -> dict[str, Any]:
-        return encode_request(request, self._dialect, self._session, number, self._num_steps)
+        return encode_request(
+            request,
+            self._dialect,
+            self._session,
+            number,
+            self._num_steps,
+            self._wait_s(request),
+        )
 
     def _as_served(self, request: Request, space: str | None) -> Request:
         """The request in the action space that the server states."""
@@ -175,9 +188,13 @@ def service_backend(
     if client is None:
         host = service.host or "localhost"
         path = dialect.path if dialect else ""
-        client = kind(ClientConfig(host, service.port, service.api_key, path=path))
-    elif service.host or service.port or service.api_key:
-        raise ConfigError("a client knows its server already; leave host, port and api_key out.")
+        asking: Any = {"priority": service.priority, "deadline_s": service.deadline_s}
+        client = kind(ClientConfig(host, service.port, service.api_key, path=path, **asking))
+    elif changed_options(service).keys() - {"client", "dialect"}:
+        raise ConfigError(
+            "a client knows its server already; leave host, port, api_key, priority and "
+            "deadline_s out."
+        )
     elif isinstance(client, other):
         raise ConfigError(
             f"dialect {name!r} needs a {kind.__name__}, got a {type(client).__name__}."
@@ -225,6 +242,6 @@ class HttpServiceBackend(RemoteBackend):
             self._answered_by(dialect.model_of(info, requests[0]))
 
         return self._client.exchange(
-            Post(dialect, path, content, check_info),
+            Post(dialect, path, content, check_info, self._wait_s(requests[0])),
             lambda reply: dialect.decode_replies(reply, requests),
         )

@@ -74,7 +74,8 @@ class ServeCommand:
     """Port; 0 takes a free one and prints it."""
     token_file: Path | None = None
     """File with the tokens that clients must show: one per line, with or without the client's
-    name before it, not readable by other users. Without it, the token is the environment's
+    name before it, not readable by other users. After both may stand realtime: that
+    client's requests go before all others. Without a file, the token is the environment's
     STRANDS_COSMOS3_TOKEN.
     """
     tls_cert: Path | None = None
@@ -130,10 +131,11 @@ class ServeCommand:
             from strands_cosmos3.serving.server import PolicyServer, ServerConfig
             from strands_cosmos3.serving.server_config import Tokens
         seed_number(self.seed, "--seed")
+        tokens = None if self.token_file is None else Tokens.read(self.token_file)
         config = ServerConfig(
             self.host,
             self.port,
-            self.token if self.token_file is None else Tokens.read(self.token_file).by_client,
+            self.token if tokens is None else tokens.by_client,
             self.grace,
             self.max_clients,
             queue_s=self.max_queue_age,
@@ -141,6 +143,7 @@ class ServeCommand:
             max_per_address=self.max_per_address,
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
+            realtime=() if tokens is None else tokens.realtime,
         )
         name = self._backend
         backends = self._backends()

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +39,7 @@ from strands_cosmos3.errors import (
     ControlError,
     Cosmos3Error,
     InputError,
+    ServiceBusyError,
 )
 from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import JointTrajectory, Observation
@@ -137,7 +138,8 @@ class Planner(Protocol):
     """The source of chunks. ``observe`` is called between two ticks, ``plan`` on a worker thread.
 
     An :class:`Observation` is given its anchor by the loop: the chunk is to depart from
-    ``q_anchor_rad``. Anything else is passed on as it is; such a planner commands absolute angles.
+    ``q_anchor_rad``; in real time also how long the chunk can be waited for. Anything else is
+    passed on as it is; such a planner commands absolute angles.
     """
 
     def observe(self, action_prefix: PrefixSpan | None) -> Any:
@@ -364,8 +366,9 @@ class ControlLoop(Restorable):
     Attributes:
         counters: ``requested``; ``failed`` (no chunk), ``rejected`` (a chunk that cannot be
             followed), ``expired`` (a chunk whose rows have all passed, or whose observation
-            precedes a hold or stop), ``deadline_misses`` (the motion ended before a fresh chunk
-            arrived), ``idle_ticks`` (ticks begun without motion after the first chunk),
+            precedes a hold or stop; or that a server refused since it would come too late),
+            ``deadline_misses`` (the motion ended before a fresh chunk arrived), ``idle_ticks``
+            (ticks begun without motion after the first chunk),
             ``abandoned_inferences`` (inferences that had not ended when the loop was closed),
             ``anchored_on_measurement`` (inferences requested while the arm was too far from its
             reference to depart from there); of the accepted chunks ``collision_stopped``,
@@ -613,7 +616,7 @@ class ControlLoop(Restorable):
         observation = self.planner.observe(None if off else self._prefix_span())
         if isinstance(observation, Observation):
             q_departure = observation.q_rad if off else reference
-            observation = observation.anchored(q_departure)
+            observation = observation.anchored(q_departure, self._wait_s)
         latency_s = _next_latency(latency) if callable(latency) else latency
 
         def infer() -> tuple[JointTrajectory, float]:
@@ -629,6 +632,15 @@ class ControlLoop(Restorable):
         )
         self.counters["requested"] += 1
         self.counters["anchored_on_measurement"] += off
+
+    @property
+    def _wait_s(self) -> float:
+        """Time until the arm rests, after which a chunk that is requested now has expired; infinite
+        if it rests, or its clock is not the policy's.
+        """
+        if self.config.latency_s is not None:
+            return inf
+        return self.executor.steps_to_rest * self.arm.dt_s or inf
 
     def _off_reference(self, q_rad: F64, q_reference_rad: F64) -> bool:
         """Whether angles [n] are too far from a reference for a chunk to depart from that."""
@@ -765,12 +777,14 @@ class ControlLoop(Restorable):
         """Count a failure and pause before the next request; before the first motion, raise it."""
         if isinstance(error, ConfigError) or not self._has_moved:
             raise error
-        self.counters[counter] += 1
         self.error = error
-        self._not_before_s = now_s + min(
-            self.config.retry_s * 2**self._failures, self.config.longest_retry_s
-        )
-        self._failures += 1
+        pause_s = self.config.retry_s * 2**self._failures
+        if isinstance(error, ServiceBusyError):  # the chunk would have come too late
+            counter, pause_s = "expired", error.retry_after_s
+        else:
+            self._failures += 1
+        self.counters[counter] += 1
+        self._not_before_s = now_s + min(pause_s, self.config.longest_retry_s)
 
     def _give_up_after_patience(self, now_s: float) -> None:
         if not self._waits:

@@ -706,6 +706,7 @@ class Cosmos3Policy(Restorable, Policy):
             clip=video,
             action_prefix=action_prefix,
             decode_frames=self.decode_frames,
+            wait_s=observation.wait_s,
         )
 
     @property

@@ -32,9 +32,10 @@ from websockets.exceptions import (
     WebSocketException,
 )
 
-from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.checks import known_name, positive, whole_number
 from strands_cosmos3.errors import (
     ConfigError,
+    ServiceBusyError,
     ServiceClosedError,
     ServiceError,
     ServiceRefusedError,
@@ -43,9 +44,10 @@ from strands_cosmos3.errors import (
     ServiceUnreadableError,
     WireFormatError,
 )
+from strands_cosmos3.serving.admission import Priority
 from strands_cosmos3.serving.codec import Limits, decode, encode_view
 from strands_cosmos3.serving.connection import WebSocket
-from strands_cosmos3.serving.wire import short
+from strands_cosmos3.serving.wire import PRIORITY_HEADER, short
 
 _T = TypeVar("_T")
 _CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
@@ -78,6 +80,10 @@ class ClientConfig:
         max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with
             ``decode_video`` (40 MB).
         path: Path of the server, if ``host`` has none.
+        priority: Class in which our server is asked, ``realtime`` or ``bulk``; None is the one that
+            it gives to the token, else ``bulk``.
+        deadline_s: Time after which an answer is useless; a server of ours then refuses the request
+            at once. None is the request's own.
 
     Raises:
         ConfigError: The address is invalid.
@@ -97,14 +103,19 @@ class ClientConfig:
     max_reply_bytes: int = 64 * 2**20
     idle_s: float = 20.0
     path: str = ""
+    priority: str | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         for name in (item.name for item in fields(self) if item.name.endswith("_s")):
-            positive(getattr(self, name), name)
+            if (value := getattr(self, name)) is not None:
+                positive(value, name)
         whole_number(self.attempts, "attempts", 1)
         whole_number(self.max_reply_bytes, "max_reply_bytes", 1024, 2**30)
         if self.port is not None:
             whole_number(self.port, "port", 1, 65535)
+        if self.priority is not None:
+            known_name(self.priority, "priority", list(Priority))
         if self.scheme not in ("Api-Key", "Bearer"):
             raise ConfigError(f"scheme {self.scheme!r} is unknown; valid: Api-Key, Bearer.")
         if self.token is not None and (not self.token.isprintable() or not self.token.isascii()):
@@ -181,7 +192,8 @@ class ServiceClient(ABC):
         """Send a message and return what ``read`` makes of the decoded reply, or of the text of a
         text frame.
 
-        The subclass says what a message is. If ``read`` raises, the connection is dropped.
+        The subclass says what a message is. If ``read`` raises anything but ServiceBusyError, the
+        connection is dropped.
 
         Raises:
             WireFormatError: The message cannot be encoded.
@@ -193,6 +205,9 @@ class ServiceClient(ABC):
                 value = read(self._answer(message))
                 complete = True
                 return value
+            except ServiceBusyError:
+                complete = True
+                raise
             finally:  # on any exception, KeyboardInterrupt included
                 self.counters["exchanges" if complete else "failures"] += 1
                 if not complete:
@@ -295,9 +310,11 @@ class ServiceClient(ABC):
         return tls
 
     @property
-    def _authorization(self) -> dict[str, str]:
-        token = self.config.token
-        return {"Authorization": f"{self.config.scheme} {token}"} if token else {}
+    def _introduction(self) -> dict[str, str]:
+        """Headers that say who asks."""
+        config = self.config
+        token = {"Authorization": f"{config.scheme} {config.token}"} if config.token else {}
+        return token | ({PRIORITY_HEADER: config.priority} if config.priority else {})
 
     def _expire(self) -> None:
         self._expired = True
@@ -406,7 +423,7 @@ class PolicyClient(ServiceClient):
         self._dial()
         with self._within(self.config.handshake_s, "shaking hands"):
             connection = WebSocket(self._secured(), self._url, self.config.max_reply_bytes)
-            connection.shake_hands(self._authorization)
+            connection.shake_hands(self._introduction)
             metadata = self._decoded(connection.receive())
         if isinstance(metadata, str):
             raise ServiceRefusedError(

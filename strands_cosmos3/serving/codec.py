@@ -141,6 +141,18 @@ def decode(
         raise WireFormatError(f"this message cannot be decoded: {error}.") from None
 
 
+def peek(frame: bytes, key: str, limits: Limits = DEFAULT_LIMITS) -> Any:
+    """Return the value under a key of a frame's map, None if it has none; nothing else of the frame
+    is decoded. Errors as of :func:`decode`.
+    """
+    members, key_bytes = _walk(frame, limits), encode(key)
+    for place, start in enumerate(members[::2]):
+        if frame.startswith(key_bytes, start):
+            first, *rest = members[2 * place + 1 :]
+            return decode(frame[first : rest[0] if rest else None], limits)
+    return None
+
+
 def _to_wire(value: object) -> dict[bytes, Any]:
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
@@ -221,8 +233,11 @@ def _scalar(value: dict[Any, Any], dtype: np.dtype[Any]) -> Any:
         raise WireFormatError(f"a scalar of {dtype} cannot hold its number: {error}.") from None
 
 
-def _walk(frame: bytes, limits: Limits) -> None:
-    """Check the tags of a frame from end to end without building anything."""
+def _walk(frame: bytes, limits: Limits) -> list[int]:
+    """Check the tags of a frame from end to end without building anything; return where the members
+    of the message begin.
+    """
+    members: list[int] = []
     at = 0
     end = len(frame)
     values = 0
@@ -234,7 +249,7 @@ def _walk(frame: bytes, limits: Limits) -> None:
         while not left:
             if not outer:
                 if at == end:
-                    return
+                    return members
                 raise WireFormatError(
                     _CUT_SHORT
                     if at > end
@@ -249,6 +264,8 @@ def _walk(frame: bytes, limits: Limits) -> None:
             )
         if at >= end:
             raise WireFormatError(_CUT_SHORT)
+        if len(outer) == 1:
+            members.append(at)
         if (tag := _TAGS[frame[at]]) is None:
             raise WireFormatError(
                 f"msgpack tag 0x{frame[at]:02x} (an extension) is not part of the protocol."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -20,7 +21,7 @@ from strands_cosmos3.errors import (
 )
 from strands_cosmos3.serving.client import ClientConfig, ServiceClient
 from strands_cosmos3.serving.routes import HttpDialect, read_object
-from strands_cosmos3.serving.wire import short
+from strands_cosmos3.serving.wire import DEADLINE_HEADER, short, stated_error
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,14 @@ class Post:
         path, content: Where the object is posted.
         check_info: Is told the object of the dialect's ``info_path`` before; whatever it raises
             ends the exchange.
+        wait_s: Time for which the answer is waited for.
     """
 
     dialect: HttpDialect
     path: str
     content: Mapping[str, Any]
     check_info: Callable[[Mapping[str, Any]], None]
+    wait_s: float = math.inf
 
 
 class HttpPolicyClient(ServiceClient):
@@ -65,10 +68,13 @@ class HttpPolicyClient(ServiceClient):
             status, body = self._call("GET", message.dialect.info_path, b"")
             self.metadata = {} if status == 404 else self._read(status, body, read_object)
         message.check_info(self.metadata or {})
-        status, body = self._call("POST", message.path, _encoded(message.content))
+        more = {DEADLINE_HEADER: str(message.wait_s * 1e3)} if message.wait_s < math.inf else {}
+        status, body = self._call("POST", message.path, _encoded(message.content), more)
         return self._read(status, body, message.dialect.read_reply)
 
-    def _call(self, method: str, path: str, body: bytes) -> tuple[int, bytes]:
+    def _call(
+        self, method: str, path: str, body: bytes, more: Mapping[str, str] = {}
+    ) -> tuple[int, bytes]:
         """The status and the body of a response."""
         self._dial()
         connection = http.client.HTTPConnection(self._host, self._port)
@@ -76,7 +82,8 @@ class HttpPolicyClient(ServiceClient):
             "Content-Type": "application/json",
             "Connection": "close",
             "User-Agent": "strands-cosmos3",
-            **self._authorization,
+            **self._introduction,
+            **more,
         }
         address = urlsplit(self._url)
         path = address.path.rstrip("/") + path
@@ -126,10 +133,9 @@ class HttpPolicyClient(ServiceClient):
                 f"{self._url} is not an HTTP policy server {text}."
             ) from None
         if status != 200:
-            raise ServiceRefusedError(
-                f"{self._url} refused the request (HTTP {status}: "
-                f"{short(content.get('error', ''))})."
-            )
+            reason = content.get("error") or content.get("message", "")
+            said = f"(HTTP {status}: {short(reason)})"
+            raise stated_error(content, f"{self._url} refused the request {said}.")
         return content
 
     def _interpreted(self, error: Exception, doing: str) -> ServiceError:

@@ -42,11 +42,13 @@ class Metrics:
 
     about: Mapping[str, str] = field(default_factory=dict[str, str])
     requests: Counter[str] = field(
-        default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0)
+        default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0, refused=0)
     )
     """By outcome; abandoned: the client left before the answer; late: it waited too long and was
-    not inferred for.
+    not inferred for; refused: its client would not have waited for the answer.
     """
+    by_class: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Requests by class and outcome."""
     handshakes_refused: Counter[str] = field(default_factory=Counter[str])  # by HTTP status
     clients: int = 0  # open connections
     connections: int = 0  # accepted so far
@@ -76,6 +78,12 @@ class Metrics:
                 "counter",
                 "Requests by outcome.",
                 _labelled("outcome", self.requests),
+            ),
+            (
+                "class_requests_total",
+                "counter",
+                "Requests by class and outcome.",
+                {f'{{class="{c}",outcome="{o}"}}': n for (c, o), n in self.by_class.items()},
             ),
             (
                 "handshakes_refused_total",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from strands_cosmos3.errors import (
     WireFormatError,
 )
 from strands_cosmos3.serving import wire
-from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode
+from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode, peek
 from strands_cosmos3.serving.dialects import served_dialect
 from strands_cosmos3.serving.routes import HttpDialect, ServedModel
 from strands_cosmos3.types import ActionChunk, Request
@@ -101,14 +102,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply frame, and the outcome: ``ok``, ``reset``, or ``error`` and ``late`` (then the
-    connection is closed).
+    """A reply frame, and the outcome: ``ok``, ``reset``, ``refused`` (it would come too late), or
+    ``error`` and ``late`` (then the connection is closed).
     """
 
     frame: bytes | str
     outcome: str
     infer_s: float = 0.0
     waited_s: float = 0.0  # from the request's arrival to the start of its inference
+    retry_after_s: float = 0.0  # of a refused one
 
     @property
     def failed(self) -> bool:
@@ -117,8 +119,8 @@ class Answer:
 
     def sent(self, session: Session) -> bytes | str:
         """Return the frame as the session's protocol has it."""
-        if self.failed and session.is_vllm:
-            return encode(wire.vllm_error(str(self.frame)))
+        if self.outcome == "refused" or (self.failed and session.is_vllm):
+            return encode(wire.error_message(str(self.frame), self.retry_after_s))
         return self.frame
 
 
@@ -232,6 +234,17 @@ class ServedPolicy:
         """Return what the HTTP dialect says at the path of one of its pages."""
         assert self.dialect is not None
         return self.dialect.pages[path](self._model, self.backend.model_sha256)
+
+    def wait_s(self, frame: bytes | str) -> float:
+        """Return the time for which the client waits for the answer to a frame; infinite if the
+        frame states none, or cannot be read.
+        """
+        if isinstance(frame, str):
+            return math.inf
+        try:
+            return wire.read_wait_s(peek(frame, wire.DEADLINE, self.limits))
+        except InputError:  # its answer says why
+            return math.inf
 
     def warm_up(self) -> None:
         """Run one inference, so that no client waits for compilation. Raises Cosmos3Error if the

@@ -23,7 +23,8 @@ from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 from websockets.server import ServerProtocol
 
-from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error, WireFormatError
+from strands_cosmos3.errors import BackendError, ConfigError, Cosmos3Error
+from strands_cosmos3.serving.admission import Client
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.connection import limit_frames
 from strands_cosmos3.serving.http_server import JSON, HttpProtocol, Reply, RequestHead, serve_http
@@ -33,7 +34,7 @@ from strands_cosmos3.serving.routes import is_json
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.server_websocket import ServerWebSocket
-from strands_cosmos3.serving.wire import VLLM_PATH
+from strands_cosmos3.serving.wire import DEADLINE_HEADER, VLLM_PATH, error_message
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ _GOING_AWAY = 1001
 _TRY_LATER = 1013
 _FRAMES_WAITING = 2
 _OPEN_S = 10.0  # for the first bytes of a connection, and again for the handshake
+_SOONEST_S = 0.01  # after which a refused client may ask again
 _PING_S, _PONG_S, _CLOSE_S = 20.0, 60.0, 2.0
 
 
@@ -149,7 +151,11 @@ class PolicyServer:
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._loop.add_signal_handler(number, self._signalled)
         self._workers = Workers(
-            self._policies, ServedPolicy.warm_up, self._answers, self.config.max_batch
+            self._policies,
+            ServedPolicy.warm_up,
+            self._answers,
+            self.config.max_batch,
+            lambda answer: answer.outcome == "ok",
         )
         try:
             await self._warm_up()
@@ -372,15 +378,18 @@ class PolicyServer:
         self.metrics.received_bytes += len(body)
         try:
             items = await asyncio.to_thread(route.read_items, body)
-        except WireFormatError as error:
+            wait_s = float(", ".join(head.headers.get_all(DEADLINE_HEADER)) or math.inf) / 1e3
+        except ValueError as error:  # WireFormatError is one
             self.metrics.requests["error"] += 1
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
-        name = self._owner(head.headers) or address
+        client = self._client(head.headers, address)
         messages = [Message(item, Session(), arrived) for item in items]
-        async with self._answered(name, left, messages) as answers:
+        async with self._answered(client, left, messages, wait_s) as answers:
             if answers is None:
                 return None
             failed = next((answer for answer in answers if answer.failed), None)
+            if refused := next((one for one in answers if one.outcome == "refused"), None):
+                return _try_later(refused)
             if failed is None:
                 text = route.join_replies([str(answer.frame) for answer in answers])
             else:
@@ -405,6 +414,7 @@ class PolicyServer:
         assert client.request is not None
         session = Session(is_vllm=client.request.path.partition("?")[0] == VLLM_PATH)
         place = client.place
+        asker = self._client(client.request.headers, place.address)
         left = asyncio.ensure_future(client.wait_closed())
         try:
             with suppress(ConnectionClosed):
@@ -414,7 +424,7 @@ class PolicyServer:
                     arrived = time.monotonic()
                     place.idle_since_s = math.inf
                     if self._stop.is_set() or not await self._exchange(
-                        client, place.owner or place.address, left, frame, session
+                        client, asker, left, frame, session
                     ):
                         break
                     place.idle_since_s = time.monotonic()
@@ -426,7 +436,7 @@ class PolicyServer:
     async def _exchange(
         self,
         client: ServerConnection,
-        name: str,
+        asker: Client,
         left: asyncio.Future[None],
         frame: bytes | str,
         session: Session,
@@ -436,7 +446,8 @@ class PolicyServer:
         """
         self.metrics.received_bytes += len(frame)
         message = Message(frame, session, time.monotonic())
-        async with self._answered(name, left, [message]) as answers:
+        wait_s = self._policies[0].wait_s(frame)
+        async with self._answered(asker, left, [message], wait_s) as answers:
             if answers is None:
                 return False
             (answer,) = answers
@@ -452,6 +463,11 @@ class PolicyServer:
     def _owner(self, headers: Headers) -> str:
         """Whose token a request has, empty without tokens."""
         return "" if self._tokens is None else self._tokens.client_of(headers) or ""
+
+    def _client(self, headers: Headers, address: str) -> Client:
+        """Who asks."""
+        owner = self._owner(headers)
+        return Client(owner or address, self.config.priority_of(owner, headers))
 
     def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
         """The answers to messages that are inferred for together; those that waited too long are
@@ -471,50 +487,95 @@ class PolicyServer:
 
     @asynccontextmanager
     async def _answered(
-        self, name: str, left: asyncio.Future[Any], messages: Sequence[Message]
+        self,
+        client: Client,
+        left: asyncio.Future[Any],
+        messages: Sequence[Message],
+        wait_s: float,
     ) -> AsyncGenerator[list[Answer] | None]:
         """The answers to a client's messages; None if it leaves first, and what is still queued
         is dropped. Until they are sent, or inferred for, the messages count as in flight.
+
+        What would not be answered in the time that the client waits is refused: at once, and when
+        that has passed before its turn.
         """
+        until_s = messages[0].arrived_s + wait_s
+        refusal = self._refusal(client, len(messages), until_s)
         loop = asyncio.get_running_loop()
 
         def landed(_: object) -> None:
             with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
                 loop.call_soon_threadsafe(self._end_flight)
 
-        self.metrics.in_flight += len(messages)
-        jobs = [self._workers.submit(name, message) for message in messages]
+        jobs = [] if refusal else [self._workers.submit(client, message) for message in messages]
+        self.metrics.in_flight += len(jobs)
         try:
-            answers = await asyncio.gather(*(_unless_left(left, job) for job in jobs))
+            answers = await asyncio.gather(*(_unless_left(left, job, until_s) for job in jobs))
+            answers = answers or [refusal] * len(messages)
+            if not left.done():  # those without an answer have expired
+                now_s = time.monotonic()
+                answers = [answer or self._refusal(client, 1, now_s) for answer in answers]
             for answer in answers:
-                self._count(answer)
+                self._count(client, answer)
             whole = [answer for answer in answers if answer is not None]
             yield whole if len(whole) == len(answers) else None
         finally:
             for job in jobs:
                 job.add_done_callback(landed)
 
+    def _refusal(self, client: Client, count: int, until_s: float) -> Answer | None:
+        """The refusal of so many messages of a client, which does not wait longer than until a time
+        on the monotonic clock; None if they may be answered by then.
+        """
+        if until_s == math.inf:
+            return None
+        left_s = max(0.0, until_s - time.monotonic())
+        expected_s = self._workers.expected_s(client, count)
+        if expected_s < left_s:
+            return None
+        text = (
+            f"ServiceBusyError: an answer takes about {expected_s:.2f} s now, and the request can "
+            f"wait for {left_s:.2f} s."
+        )
+        return Answer(text, "refused", retry_after_s=max(expected_s - left_s, _SOONEST_S))
+
     def _end_flight(self) -> None:
         self.metrics.in_flight -= 1
 
-    def _count(self, answer: Answer | None) -> None:
+    def _count(self, client: Client, answer: Answer | None) -> None:
         """Count a request that was answered, or whose client left."""
-        self.metrics.requests["abandoned" if answer is None else answer.outcome] += 1
-        if answer is None:
+        outcome = "abandoned" if answer is None else answer.outcome
+        self.metrics.requests[outcome] += 1
+        self.metrics.by_class[client.priority, outcome] += 1
+        if answer is None or outcome == "refused":
             return
         self.metrics.queue.observe(answer.waited_s)
         if answer.outcome == "ok":
             self.metrics.inference.observe(answer.infer_s)
 
 
-async def _unless_left(left: asyncio.Future[Any], job: Future[Answer]) -> Answer | None:
-    """Return a job's answer, or None if the client leaves first; a queued job is then dropped."""
+async def _unless_left(
+    left: asyncio.Future[Any], job: Future[Answer], until_s: float
+) -> Answer | None:
+    """Return a job's answer, or None if the client leaves first, or the job still waits at a time
+    on the monotonic clock; a queued job is then dropped.
+    """
     answered = asyncio.wrap_future(job)
+    first = partial(asyncio.wait, {left, answered}, return_when=asyncio.FIRST_COMPLETED)
     try:
-        await asyncio.wait({left, answered}, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await first(timeout=until_s - time.monotonic())
+        if not done and not job.cancel():
+            await first()
         return answered.result() if answered.done() else None
     finally:
         answered.cancel()  # a job that runs goes on
+
+
+def _try_later(refused: Answer) -> Reply:
+    """The reply to an HTTP request that would be answered too late."""
+    said = error_message(str(refused.frame), refused.retry_after_s)
+    after = {"Retry-After": str(math.ceil(refused.retry_after_s))}
+    return Reply(HTTPStatus.SERVICE_UNAVAILABLE, json.dumps(said), {**JSON, **after})
 
 
 def _late(waited_s: float, limit_s: float) -> Answer:

@@ -6,15 +6,17 @@ import hmac
 import ipaddress
 import ssl
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from websockets.datastructures import Headers
 
-from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.checks import known_name, positive, whole_number
 from strands_cosmos3.errors import ConfigError, ResourceNotFoundError
+from strands_cosmos3.serving.admission import Priority
 from strands_cosmos3.serving.connection import MAX_FRAGMENTS
+from strands_cosmos3.serving.wire import PRIORITY_HEADER
 
 MIN_CHARACTERS = 16
 _SCHEMES = ("api-key", "bearer")
@@ -22,7 +24,7 @@ _SCHEMES = ("api-key", "bearer")
 
 @dataclass(frozen=True)
 class Tokens:
-    """Client's name -> its token.
+    """Client's name -> its token, and the clients whose requests go before all others.
 
     Raises:
         ConfigError: A token is shorter than 16 characters, has spaces or is not ASCII, or two
@@ -30,6 +32,7 @@ class Tokens:
     """
 
     by_client: Mapping[str, str] = field(repr=False)
+    realtime: Collection[str] = ()
 
     def __post_init__(self) -> None:
         for client, token in self.by_client.items():
@@ -50,8 +53,8 @@ class Tokens:
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """Read a file with one token per line, each with the client's name before it or without:
-        ``robot-1 3f9c...``.
+        """Read a file with one token per line, each with the client's name before it or without,
+        and after both maybe ``realtime``: ``robot-1 3f9c... realtime``.
 
         Blank lines and lines that start with # are skipped.
 
@@ -71,18 +74,18 @@ class Tokens:
         words = [
             line.split() for line in lines if line.strip() and not line.strip().startswith("#")
         ]
-        if not words or any(len(line) > 2 for line in words):
+        if not words or any(len(line) > 2 and line[2:] != [Priority.REALTIME] for line in words):
             raise ConfigError(
                 f"{str(path)!r} must have one token per line, with or without the client's name "
-                "before it."
+                "before it, and after both maybe: realtime."
             )
         pairs = [
-            (line[0] if len(line) == 2 else f"client {i}", line[-1])
+            (line[0], line[1]) if len(line) > 1 else (f"client {i}", line[0])
             for i, line in enumerate(words, 1)
         ]
         if len(dict(pairs)) < len(pairs):
             raise ConfigError(f"{str(path)!r} names a client twice.")
-        return cls(dict(pairs))
+        return cls(dict(pairs), [line[0] for line in words if len(line) > 2])
 
     def client_of(self, headers: Headers) -> str | None:
         """Return whose token ``Authorization: Api-Key <token>`` or ``Bearer <token>`` has; None
@@ -122,6 +125,8 @@ class ServerConfig:
             files (``ulimit -n``).
         queue_s: Requests that have waited longer are refused without an inference: a late chunk is
             useless.
+        realtime: Names of the tokens' clients whose requests go before all others. If there are
+            none, each client says whether it is one.
         tls_cert, tls_key: Certificate chain and private key (PEM) for ``wss://``; both or neither.
 
     Raises:
@@ -143,6 +148,7 @@ class ServerConfig:
     message_s: float = 30.0
     max_fragments: int = MAX_FRAGMENTS
     max_pending: int = 512
+    realtime: Collection[str] = ()
 
     def __post_init__(self) -> None:
         whole_number(self.port, "port", 0, 65535)
@@ -152,7 +158,9 @@ class ServerConfig:
             whole_number(self.max_per_address, "max_per_address", 1)
         for name in ("grace_s", "idle_s", "queue_s", "body_s", "message_s"):
             positive(getattr(self, name), name)
-        _ = self.tokens
+        known = () if self.tokens is None else self.tokens.by_client
+        for client in self.realtime:
+            known_name(client, "token's client", known)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError(
                 "TLS needs both a certificate and its key (--tls-cert and --tls-key)."
@@ -177,6 +185,17 @@ class ServerConfig:
         """Connections that one token may have: half of all, if there are several tokens."""
         several = self.tokens is not None and len(self.tokens.by_client) > 1
         return max(1, self.max_clients // 2) if several else self.max_clients + 1
+
+    def priority_of(self, owner: str, headers: Headers) -> Priority:
+        """Return the class of a token's owner, or of any client: realtime if its headers say so. A
+        realtime owner may ask for bulk.
+        """
+        asked = headers.get_all(PRIORITY_HEADER)
+        if self.realtime:
+            realtime = owner in self.realtime and asked != [Priority.BULK]
+        else:
+            realtime = asked == [Priority.REALTIME]
+        return Priority.REALTIME if realtime else Priority.BULK
 
     def tls(self) -> ssl.SSLContext | None:
         """Load certificate and key, if there are any. Raises ConfigError if they cannot be used."""

@@ -49,7 +49,9 @@ from strands_cosmos3.errors import (
     InputError,
     InstructionError,
     ObservationError,
+    ServiceBusyError,
     ServiceChunkError,
+    ServiceError,
     ServiceRefusedError,
     ServiceUnreadableError,
     ShapeError,
@@ -72,11 +74,15 @@ SEED = "cosmos3/seed"
 MOTION_CLOCK = "cosmos3/t_motion_s"
 QUANTILES = "cosmos3/quantiles"
 SCORES = "cosmos3/scores"
+DEADLINE = "cosmos3/deadline_ms"
 SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
 optional.
 """
+RETRY_AFTER = "retry_after_ms"
+PRIORITY_HEADER = "Cosmos3-Priority"
+DEADLINE_HEADER = "Cosmos3-Deadline-Ms"
 VLLM_PATH = "/v1/realtime/robot/openpi"
 VLLM_SEED = "seed"
 VLLM_SAMPLING = "sampling_params"
@@ -100,6 +106,7 @@ _STATE_KEYS = (
     REQUEST_ID,
     SEED,
     MOTION_CLOCK,
+    DEADLINE,
 )
 _SENT_AS = {
     JOINTS: "([7], rad)",
@@ -219,12 +226,13 @@ def encode_request(
     session_id: str,
     request_id: int,
     num_steps: int | None = None,
+    wait_s: float = math.inf,
 ) -> dict[str, Any]:
     """Return the observation message of a request. Raises BackendError if the request lacks the
     state that is sent.
 
     ``num_steps`` are the denoising steps that a vLLM-Omni server is asked for; None leaves them to
-    it.
+    it. ``wait_s`` is the time for which the answer is waited for.
     """
     state: dict[str, Any] = {}
     sent = wire_space(request.embodiment, request.action_space.name)
@@ -255,6 +263,7 @@ def encode_request(
         message |= {} if num_steps is None else {VLLM_SAMPLING: {"num_inference_steps": num_steps}}
     if dialect.extensions:
         message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
+        message |= {DEADLINE: wait_s * 1e3} if wait_s < math.inf else {}
     return message
 
 
@@ -310,6 +319,7 @@ def decode_request(
             key in _STATE_KEYS or key.startswith(_PICTURES)
         ):
             raise WireFormatError(f"{key!r}: {message[key]}")
+    read_wait_s(message.get(DEADLINE))
     sent = wire_space(embodiment, space.name)
     gripper_optional = sent not in (JOINT_POS, POSE_ABS)
     q, pose = _read_state(message, sent, () if gripper_optional else (GRIPPER,))
@@ -386,6 +396,15 @@ def read_seed(message: Mapping[str, Any], key: str, default: int) -> int:
     number = _scalar(message, key, np.inf)
     whole = number.is_integer() and abs(number) < 2**64
     return seed_number(int(number) if whole else number, repr(key))
+
+
+def read_wait_s(deadline_ms: Any) -> float:
+    """Return the time for which a client waits by a message's deadline, infinite if that is None.
+    InputError unless it is a number.
+    """
+    if deadline_ms is None:
+        return math.inf
+    return _scalar({DEADLINE: deadline_ms}, DEADLINE, _LARGEST_S) / 1e3
 
 
 def _numbers(message: Mapping[str, Any], key: str, largest: float = LARGEST, unit: str = "") -> F64:
@@ -573,6 +592,7 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
 
     Raises:
         ServiceRefusedError: The reply is an error.
+        ServiceBusyError: The server would answer too late.
         ServiceUnreadableError: The reply does not follow the protocol, or belongs to another
             request.
         ServiceChunkError: Its rows must not be executed.
@@ -581,9 +601,8 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
         raise ServiceRefusedError(f"the server reports an error: {short(reply)}")
     fields = cast("dict[str, Any]", reply) if isinstance(reply, dict) else {}
     if fields.get("type") == "error":
-        raise ServiceRefusedError(
-            f"the server reports an error: {short(fields.get('message', 'without a message'))}"
-        )
+        said = short(fields.get("message", "without a message"))
+        raise stated_error(fields, f"the server reports an error: {said}")
     echoed = fields.get(REQUEST_ID, request_id)
     if echoed != request_id:
         raise ServiceUnreadableError(
@@ -599,6 +618,14 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
     quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
     scores = _figures(fields.get(SCORES))
     return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles, scores=scores)
+
+
+def stated_error(reply: Mapping[str, Any], text: str) -> ServiceError:
+    """Return the error with this text that a server's error message stands for."""
+    after_ms = reply.get(RETRY_AFTER)
+    if isinstance(after_ms, int | float) and after_ms >= 0:
+        return ServiceBusyError(text, after_ms / 1e3)
+    return ServiceRefusedError(text)
 
 
 def keys_of(reply: Mapping[str, Any]) -> str:
@@ -730,9 +757,12 @@ def session_of(message: Mapping[str, Any]) -> str:
     return name
 
 
-def vllm_error(message: str) -> dict[str, str]:
-    """Return the message that says an error on vLLM-Omni's path."""
-    return {"type": "error", "message": message}
+def error_message(text: str, retry_after_s: float = 0.0) -> dict[str, Any]:
+    """Return the map that says an error: on vLLM-Omni's path any, elsewhere that an answer would
+    come too late.
+    """
+    after = {RETRY_AFTER: math.ceil(retry_after_s * 1e3)} if retry_after_s else {}
+    return {"type": "error", "message": text, **after}
 
 
 def reset_reply(bare: bool) -> str | dict[str, str]:

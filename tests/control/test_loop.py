@@ -18,6 +18,7 @@ from strands_cosmos3.errors import (
     ConfigError,
     ControlError,
     InputError,
+    ServiceBusyError,
 )
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory, Observation
@@ -407,6 +408,48 @@ def test_failures_are_asked_again_after_longer_and_longer_pauses():
     np.testing.assert_allclose(pauses_s, [0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0], atol=0.021)
     assert loop.counters["failed"] == 7
     assert loop.executor.state is ExecutorState.RUNNING
+
+
+def test_a_refusal_counts_as_a_late_chunk_and_is_asked_again_when_the_server_says():
+    def busy(call):
+        if call in (2, 3):
+            raise ServiceBusyError("busy", 0.5)
+
+    _arm, loop, _ = make_loop(patience_s=60.0)
+    loop.planner.fail = busy
+    run(loop, 8)
+    pauses_s = np.diff([when for when, _ in loop.planner.seen])[1:3]
+    np.testing.assert_allclose(pauses_s, [0.5, 0.5], atol=0.021)
+    assert (loop.counters["failed"], loop.counters["expired"]) == (0, 2)
+    assert loop.error is None
+
+
+class Waiting(Swaying):
+    """Remembers for how long each chunk could be waited for."""
+
+    def observe(self, action_prefix):
+        now_s, _ = super().observe(action_prefix)
+        return Observation(self.arm.q, 0.5, t_capture_s=now_s)
+
+    def plan(self, observation):
+        self.waits_s = [*getattr(self, "waits_s", []), observation.wait_s]
+        return super().plan((observation.t_capture_s, len(self.seen)))
+
+
+@pytest.mark.parametrize("latency_s", [None, 0.2])
+def test_in_real_time_a_chunk_is_waited_for_until_the_arm_would_rest(latency_s):
+    arm = IdealArm()
+    _arm, loop, joins = make_loop(arm, Waiting(arm), latency_s=latency_s, replan_rows=8)
+    until = time.monotonic() + 60.0
+    while len(joins) < 2 and time.monotonic() < until:
+        loop.tick()
+    loop.close()
+    at_rest_s, in_motion_s = loop.planner.waits_s[:2]
+    assert at_rest_s == np.inf
+    if latency_s is None:
+        assert 0.0 < in_motion_s < 32 / FPS + 0.5  # the rows left, and the stop
+    else:
+        assert in_motion_s == np.inf
 
 
 def test_patience_ends():
