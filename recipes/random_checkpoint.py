@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from recipes.random_eyes import PADS, write_eyes
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import write_metadata
 from strands_cosmos3.engine.weight_files import weight_digests
@@ -81,15 +82,17 @@ def write_checkpoint(
     sizes: FactorySizes | None = None,
     seed: int = 0,
     digests: bool = False,
+    eyes: bool = False,
 ) -> Path:
     """Write a small random checkpoint; its metadata says that its outputs mean nothing.
 
     ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that
-    tests everything. ``digests`` records the SHA-256 of every weight file.
+    tests everything. ``digests`` records the SHA-256 of every weight file. ``eyes`` adds a vision
+    encoder, so that it answers questions (:mod:`recipes.random_eyes`).
     """
     folder = Path(folder)
     sizes = sizes or FactorySizes()
-    vocab = write_tokenizer(folder / "text_tokenizer")
+    vocab = write_tokenizer(folder / "text_tokenizer", special=(*_SPECIAL, *PADS * eyes))
     data = transformer_config(sizes, hidden_act, vocab)
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
@@ -99,6 +102,8 @@ def write_checkpoint(
     }
     write_parts(folder, data, weights, _random_vae(sizes, seed), sizes.shards)
     fields = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
+    if eyes:
+        write_eyes(folder, seed)
     write_metadata(folder, {**fields, "sha256": weight_digests(folder) if digests else None})
     return folder
 
@@ -234,7 +239,10 @@ def latent_scale(latents: torch.Tensor) -> dict[str, list[float]]:
 
 
 def write_tokenizer(
-    folder: Path, corpus: Sequence[str] = _CORPUS, phrases: Sequence[str] = ()
+    folder: Path,
+    corpus: Sequence[str] = _CORPUS,
+    phrases: Sequence[str] = (),
+    special: Sequence[str] = _SPECIAL,
 ) -> int:
     """Train a small byte-level BPE tokenizer with the released chat template; return the size of
     its vocabulary.
@@ -250,7 +258,7 @@ def write_tokenizer(
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=512,
-        special_tokens=list(_SPECIAL),
+        special_tokens=list(special),
         initial_alphabet=alphabet,
         show_progress=False,
     )
@@ -260,7 +268,7 @@ def write_tokenizer(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        additional_special_tokens=list(_SPECIAL[1:]),
+        additional_special_tokens=list(special[1:]),
         chat_template=_CHAT_TEMPLATE,
     )
     folder.mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         create_policy,
         register,
     )
+    from strands_cosmos3.reasoner.reasoner import Reasoner
     from strands_cosmos3.worlds.arms import Robot
 
 __version__ = "0.1.0"
@@ -42,6 +43,7 @@ __all__ = [
     "ParallelConfig",
     "Policy",
     "PolicyOptions",
+    "Reasoner",
     "Robot",
     "__version__",
     "create_policy",
@@ -76,6 +78,7 @@ _MODULES = {
     "Cosmos3ActionRequest": "engine.request",
     "ParallelConfig": "parallel.config",
     "pixel_to_latent_shape": "engine.request",
+    "Reasoner": "reasoner.reasoner",
     "MinkIKBridge": "control.ik",
     "decode_cosmos_chunk_to_targets": "control.targets",
 }

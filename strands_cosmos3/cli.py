@@ -26,6 +26,7 @@ COMMANDS = {
     "rollout": "RolloutCommand",
     "view": "ViewCommand",
     "infer": "InferCommand",
+    "ask": "AskCommand",
     "serve": "ServeCommand",
     "evaluate": "EvaluateCommand",
     "demos": "Demos",

@@ -19,6 +19,7 @@
     │   ├── ActuatorGuardError                   non-finite or out-of-range control value
     │   └── MotionBoundsError                    too many rows, or would take too long
     ├── BackendError (RuntimeError)              inference failed or returned something unusable
+    │   ├── AnswerError                          an answer in words that has not the wanted form
     │   ├── RanksError                           a group of ranks failed; its processes were ended
     │   │   ├── RankLostError (ConnectionError)  a rank's process ended
     │   │   ├── RankSilentError (TimeoutError)   a rank stopped or hangs
@@ -138,6 +139,10 @@ class MotionBoundsError(ControlError):
 
 class BackendError(Cosmos3Error, RuntimeError):
     """Inference failed or returned something unusable."""
+
+
+class AnswerError(BackendError):
+    """A reasoner's answer that has not the form which was asked for."""
 
 
 class RanksError(BackendError):

@@ -36,7 +36,7 @@ from strands_cosmos3.worlds.world import Start
 
 EPISODE = Path(__file__).parent / "assets/droid_episode_48330.json"
 EXPERT = ["rollout", "--backend", "scripted"]
-POSITIONAL = ("action", "what", "part", "model", "path")
+POSITIONAL = ("action", "what", "part", "model", "path", "question")
 
 
 def replayed(trajectory: Path, report: Path) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     # where to; where to, from what and on what; where to and from what; what and which; what
-    needed = {"demos": 1, "train": 3, "rl": 2, "checkpoint": 2, "robot": 1}
+    needed = {"ask": 1, "demos": 1, "train": 3, "rl": 2, "checkpoint": 2, "robot": 1}
     assert printed.count("(required)") == needed.get(command, 0)
     for option in options_of(kind).values():
         if option.hidden:

@@ -147,6 +147,7 @@ tried("register()", strands_cosmos3.register)
         "datasets",
     }
     engine = {
+        "Reasoner",
         "Cosmos3Engine",
         "Cosmos3PolicyProcessor",
         "Cosmos3ActionRequest",

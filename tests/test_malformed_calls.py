@@ -29,6 +29,8 @@ from strands_cosmos3.embodiments import DROID_RIG, Sampling
 from strands_cosmos3.errors import Cosmos3Error
 from strands_cosmos3.options import options_of
 from strands_cosmos3.policy.options import PolicyOptions
+from strands_cosmos3.reasoner.options import AskOptions
+from strands_cosmos3.reasoner.pixels import Film
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
 from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import ActionChunk, Observation
@@ -289,7 +291,7 @@ def recordings() -> Iterator[Call]:
 
 
 def engines() -> Iterator[Call]:
-    folder = write_checkpoint(Path.cwd() / "checkpoint")
+    folder = write_checkpoint(Path.cwd() / "checkpoint", eyes=True)
     engine = package.Cosmos3Engine.from_pretrained(folder)
     processor = package.Cosmos3PolicyProcessor(
         folder / "text_tokenizer", domain_name="droid_lerobot", image_size=256
@@ -311,6 +313,22 @@ def engines() -> Iterator[Call]:
             "options": None,
         },
         {"local_files_only": True},
+    )
+    yield Call(
+        package.Reasoner.from_pretrained,
+        {"path_or_repo_id": folder, "device": "cpu", "dtype": torch.float32},
+        {"local_files_only": True},
+    )
+    yield Call(package.Reasoner.beside, {"engine": engine})
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    yield Call(
+        package.Reasoner.beside(engine).ask,
+        {
+            "question": PICK,
+            "images": [pixels],
+            "videos": [Film(pixels[None], 2.0)],
+            "options": AskOptions(max_tokens=1),
+        },
     )
     yield Call(engine.step, {"request": request})
     yield Call(engine.action_head, {"domain": 0})
@@ -387,6 +405,7 @@ BUILDERS = dict(
 NEEDS_MORE = {
     "Cosmos3Engine",  # the parts of a checkpoint
     "Cosmos3Policy.restore",  # what snapshot() returned
+    "Reasoner",
     "PolicyOptions.backend_with",  # called by Cosmos3Policy, with its arguments
     "PolicyOptions.once",
     "PolicyOptions.with_arguments",

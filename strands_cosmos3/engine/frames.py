@@ -9,7 +9,8 @@ cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -224,27 +225,59 @@ def read_clip(path: str | Path, max_frames: int, fps: float) -> NDArray[np.uint8
         InputError: It is not readable, does not say when its frames were taken, or has none of one
             of these times.
     """
+    film = str(path)
+    with _opened_film(Path(path), timed=max_frames > 1) as container:
+        kept = _at_rate(container.decode(video=0), max_frames, fps, film)
+        frames = [_upright(frame, film) for frame in kept]
+    if not frames:
+        raise InputError(f"{film!r} holds no frames.")
+    return np.stack(frames)
+
+
+def read_chosen(
+    path: str | Path, choose: Callable[[int, float], Sequence[int]]
+) -> tuple[NDArray[np.uint8], float, list[int]]:
+    """Frames [F, H, W, 3] uint8 of a video, its frames a second, and their indices in it.
+
+    ``choose`` returns the indices, ascending, from the number of all frames and their rate. Only
+    the chosen ones are kept in memory; the film is decoded twice.
+
+    Raises:
+        ResourceNotFoundError: There is no such file.
+        InputError: It is not readable, or does not say when its frames were taken.
+    """
+    path = Path(path)
+    with _opened_film(path, timed=True) as container:
+        fps = float(container.streams.video[0].average_rate or 0)
+        count = sum(1 for _ in container.decode(video=0))
+    if not count * fps:
+        raise InputError(f"{str(path)!r} holds no frames, or does not say how many a second.")
+    indices = list(choose(count, fps))
+    with _opened_film(path, timed=True) as container:
+        decoded = enumerate(container.decode(video=0))
+        frames = [_upright(frame, str(path)) for index, frame in decoded if index in indices]
+    return np.stack(frames), fps, indices
+
+
+@contextmanager
+def _opened_film(path: Path, timed: bool) -> Iterator[Any]:
+    """A film that has pictures, and times of its frames where ``timed`` asks for them."""
     import av
 
-    path = Path(path)
     require_file(path, ResourceNotFoundError, hint="Name the file of a video.")
     try:
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise InputError(f"{str(path)!r} holds no pictures, only sound or text.")
-            if container.format.flags & _NO_TIMESTAMPS and max_frames > 1:
+            if container.format.flags & _NO_TIMESTAMPS and timed:
                 raise InputError(
                     f"{str(path)!r} does not say when its frames were taken. Put it into a "
                     "container that does, with the rate at which it was filmed: ffmpeg -r RATE -i "
                     "FILM OUT.mp4."
                 )
-            kept = _at_rate(container.decode(video=0), max_frames, fps, str(path))
-            frames = [_upright(frame, str(path)) for frame in kept]
+            yield container
     except (av.FFmpegError, OSError) as error:  # pyright: ignore
         raise InputError(f"{str(path)!r} is not a readable video ({error}).") from None
-    if not frames:
-        raise InputError(f"{str(path)!r} holds no frames.")
-    return np.stack(frames)
 
 
 def _upright(frame: Any, film: str) -> NDArray[np.uint8]:

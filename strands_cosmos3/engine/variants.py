@@ -7,7 +7,7 @@ comes from this table by name, from the checkpoint's metadata, or from the calle
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -91,18 +91,24 @@ _PATTERNS = (
     "scheduler/*",
     "text_tokenizer/*",
 )
+EYES = ("vision_encoder/*", "*.jinja", "merges.txt")
+"""What a reasoner needs of a repository besides."""
 # fetched if there is no transformer/
 _OTHER_FORMATS = ("*.safetensors", "*.toml", "model/*", "LICENSE*")
 
 
 def locate(
-    path_or_repo_id: str | Path, revision: str | None = None, local_files_only: bool = False
+    path_or_repo_id: str | Path,
+    revision: str | None = None,
+    local_files_only: bool = False,
+    also: Sequence[str] = (),
 ) -> Path:
     """The folder of a checkpoint: a local one, or the snapshot of the hub repository
     ``owner/name`` or ``owner/name@revision``, downloaded if needed.
 
-    A contract file that names a checkpoint is as good as a local folder. Without a network and
-    without a revision, the only snapshot in the cache is taken, also where no branch points to it.
+    ``also`` are patterns of more files to download. A contract file that names a checkpoint is as
+    good as a local folder. Without a network and without a revision, the only snapshot in the cache
+    is taken, also where no branch points to it.
 
     ``HF_HOME``, ``HF_HUB_OFFLINE`` and ``HF_TOKEN`` are honoured. Raises LayoutError if it does not
     exist or cannot be fetched, ConfigError if a ``revision`` was given for a local folder, or
@@ -128,9 +134,10 @@ def locate(
     fetch = partial(snapshot_download, name, local_files_only=local_files_only)
 
     def fetched(revision: str | None) -> Path:
-        folder = fetch(revision=revision, allow_patterns=list(_PATTERNS))
+        wanted = [*_PATTERNS, *also]
+        folder = fetch(revision=revision, allow_patterns=wanted)
         if not (Path(folder) / "transformer").exists():
-            folder = fetch(revision=revision, allow_patterns=[*_PATTERNS, *_OTHER_FORMATS])
+            folder = fetch(revision=revision, allow_patterns=[*wanted, *_OTHER_FORMATS])
         return Path(folder)
 
     cached = ()

@@ -19,9 +19,14 @@ from strands_cosmos3.engine.formats.acting import rehearse
 from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import available_bytes, memory_forms, needed_bytes
+from strands_cosmos3.engine.senses import (
+    lacking_senses,
+    reasoner_bytes,
+    text_keys,
+    vision_encoder,
+)
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
-from strands_cosmos3.engine.weights import TEXT, checkpoint_key, parameter_shapes
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -56,12 +61,12 @@ def inspect(
         }
         checkpoint = Checkpoint.open(layout)
         checkpoint.action_stats()
+        lacking = missing(checkpoint.metadata)
+        if not checkpoint.needs_contract:  # the rest follows from its variant
+            lacking = ("action_space",) * ("action_space" in lacking)
+        report |= _described(checkpoint, lacking)
     except (CheckpointError, InputError) as error:
         return report | _refusal(error)
-    lacking = missing(checkpoint.metadata)
-    if not checkpoint.needs_contract:  # the rest follows from its variant
-        lacking = ("action_space",) * ("action_space" in lacking)
-    report |= _described(checkpoint, lacking)
     if lacking:
         return report | {"verdict": "needs a contract"}
     try:
@@ -89,14 +94,17 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
     metadata = checkpoint.metadata
     weights = checkpoint.weights
     variant = checkpoint.variant
-    skipped = checkpoint.layout.skipped
-    generation = {
-        checkpoint_key(name)
-        for name in parameter_shapes(checkpoint.config)
-        if not name.startswith(TEXT)
+    layout = checkpoint.layout
+    skipped = layout.skipped
+    text = text_keys(checkpoint)
+    optional = {
+        "vision encoder": vision_encoder(checkpoint),
+        "sound tokenizer": layout.optional_weights("sound_tokenizer"),
     }
-    text = {key for key in weights.shapes.keys() - generation if key.startswith(_TEXT)}
+    senses = lacking_senses(checkpoint)
     forms = memory_forms(partial(needed_bytes, checkpoint), checkpoint.config)
+    if not senses["eyes"]:
+        forms["bfloat16 for ask alone"] = reasoner_bytes(checkpoint, torch.bfloat16)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "variant": variant.name
@@ -106,7 +114,13 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
             "text tower": _part(weights, sorted(text)),
             "generation tower": _part(weights, sorted(weights.shapes.keys() - text)),
             "VAE": _part(checkpoint.vae_weights, checkpoint.vae_weights.shapes),
+            **{
+                name: _part(source, source.shapes)
+                for name, source in optional.items()
+                if source is not None
+            },
         },
+        "senses": senses,
         "skipped": {"weights": len(skipped), "names": list(skipped[:_SHOWN])},
         "quantised": _quantised(checkpoint),
         "memory_gib": {name: round(size / 2**30, 2) for name, size in forms.items()},
@@ -114,10 +128,6 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
         "contract": {name: metadata[name] for name in FIELDS if metadata.get(name) is not None},
         "missing": list(lacking),
     }
-
-
-_TEXT = ("layers.", "embed_tokens.", "norm.", "lm_head.")
-"""What names of the text tower begin with, and some of the generation tower."""
 
 
 def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
@@ -185,6 +195,9 @@ def lines_of(report: Mapping[str, Any]) -> list[str]:
         dtypes = ", ".join(f"{count} {dtype}" for dtype, count in part["dtypes"].items())
         text = "{tensors:>5} tensors {numbers:>15,} numbers {gib:>9} GiB  ".format_map(part)
         lines.append(f"{name:<18}{text}{dtypes}")
+    for name, lacking in report.get("senses", {}).items():
+        verdict = f"no: it lacks {', '.join(lacking)}" if lacking else "yes"
+        lines.append(f"{name:<11}{verdict}")
     if (skipped := report.get("skipped", {})).get("weights"):
         text = "skipped    {weights} that inference does not read, e.g. {names[0]}"
         lines.append(text.format_map(skipped))

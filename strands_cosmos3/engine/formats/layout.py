@@ -14,6 +14,7 @@ from typing import Any
 from strands_cosmos3.engine.formats.contract import Stated, merged
 from strands_cosmos3.engine.metadata import METADATA, read_metadata
 from strands_cosmos3.engine.weight_files import (
+    STEM,
     WeightFiles,
     WeightSource,
     read_config,
@@ -90,10 +91,19 @@ class Layout:
             self.root / "preview_decoder", self.root
         )
 
+    def optional_weights(self, folder: str, stem: str = STEM) -> WeightSource | None:
+        """Weights of a part that not every checkpoint has, or None."""
+        return WeightFiles(self.root / folder, self.root, stem) if self.has(folder) else None
+
     @property
     def tokenizer(self) -> Path:
         """Folder of the tokenizer."""
         return self.root / "text_tokenizer"
+
+    @property
+    def reasoner(self) -> Layout:
+        """The folder at the top of which the reasoner's own files are, such as its config."""
+        return self
 
     def recorded(self) -> Sequence[Stated]:
         """Fields of actions in the folder's own files, file by file: keys of the metadata."""
@@ -150,9 +160,16 @@ class OnBase(Layout):
     def preview(self) -> tuple[dict[str, Any], WeightSource] | None:
         return self._base().preview()
 
+    def optional_weights(self, folder: str, stem: str = STEM) -> WeightSource | None:
+        return self._base().optional_weights(folder, stem)
+
     @property
     def tokenizer(self) -> Path:
         return self._base().tokenizer
+
+    @property
+    def reasoner(self) -> Layout:
+        return self._base().reasoner
 
     def recorded(self) -> Sequence[Stated]:
         return ()
