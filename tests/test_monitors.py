@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from helpers.serving import Echo, request
+from helpers.serving import Echo, observation, request
 from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.backends.base import BackendInfo, WrappedBackend
 from strands_cosmos3.backends.service import ServiceBackend
@@ -16,7 +16,8 @@ from strands_cosmos3.errors import Cosmos3Error, InputError, NonFiniteError
 from strands_cosmos3.monitors import ScoreLimit, Watch
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
-from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.codec import encode
+from strands_cosmos3.serving.served import Message, ServedPolicy, Session
 from strands_cosmos3.serving.server import PolicyServer
 from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.wire import REQUEST_ID, SCORES, decode_reply, encode_reply
@@ -119,6 +120,16 @@ def test_a_server_counts_and_warns_and_its_client_reads_the_scores():
             policy.plan(SEEN, "reach")
     assert (policy.last_rollout["darkness"], policy.last_rollout["other"]) == (0.75, 9.0)
     assert backend.counters == {"dark_pictures": 1}
+
+
+def test_a_server_watches_each_request_of_a_batch():
+    backend = Sees(0.75, 0.25, 0.9)
+    served = ServedPolicy(backend, "droid", "joint_pos")
+    messages = [Message(encode(observation()), Session(), 0.0) for _ in range(3)]
+    with pytest.warns(DarkWarning, match=r"0\.75"):
+        answers = served.answer(messages)
+    assert [answer.outcome for answer in answers] == ["ok"] * 3
+    assert backend.counters == {"dark_pictures": 2}
 
 
 def test_an_episode_reports_its_own_events():

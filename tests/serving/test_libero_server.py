@@ -19,14 +19,17 @@ from test_server import TOKEN, ask, dial, get
 
 from helpers.serving import LIBERO, Several, libero_request, observation, until
 from helpers.transcripts import exchange_http
+from strands_cosmos3.backends.base import BackendInfo
 from strands_cosmos3.backends.service import HttpServiceBackend
 from strands_cosmos3.errors import ServiceRefusedError
 from strands_cosmos3.observe.prompts import libero_client_prompt
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.client import ClientConfig
+from strands_cosmos3.serving.codec import Limits
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.routes import ServedModel
 from strands_cosmos3.serving.served import ServedPolicy
+from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.types import ActionChunk
 
 JSON = {"Content-Type": "application/json"}
@@ -189,8 +192,6 @@ def test_a_bad_item_is_refused_as_nvidia_s_server_refuses_it(module_server, name
 
 @pytest.fixture(scope="module")
 def module_server():
-    from strands_cosmos3.serving.server import PolicyServer, ServerConfig
-
     with PolicyServer(
         ServedPolicy(Several(), "droid", http="libero"), ServerConfig(port=0)
     ) as server:
@@ -327,6 +328,28 @@ def test_health_and_info_are_nvidia_s(module_server):
     for path in ("/", "/info"):
         assert get(module_server.port, path, Origin="http://evil.example")[0] == 403
     assert get(module_server.port, "/other")[0] == 426
+
+
+def test_info_says_the_model_s_digest_seed_and_rows():
+    class Known(Several):
+        info = BackendInfo(name="known", model_sha256="ab" * 32, chunk_rows=8)
+
+    said = ServedPolicy(Known(), "libero", seed=7).page("/info")
+    assert (said["checkpoint"], said["seed"], said["action_chunk_size"]) == ("ab" * 32, 7, 8)
+    assert (said["fps"], said["raw_action_dim"], said["max_action_dim"]) == (LIBERO.fps, 10, 64)
+    assert said["run_name"].endswith(" known")
+    plain = ServedPolicy(Several(), "libero").page("/info")
+    assert (plain["checkpoint"], plain["seed"], plain["action_chunk_size"]) == (None, 0, 16)
+
+
+def test_a_body_may_have_as_many_bytes_as_a_frame():
+    most = 2**20
+    policy = ServedPolicy(Several(), "libero", limits=Limits(max_bytes=most))
+    with PolicyServer(policy, ServerConfig(port=0)) as server:
+        body = json.dumps(GOOD).encode().ljust(most)
+        assert post(server.port, body)[0] == 200
+        status, said = post(server.port, body + b" ")
+    assert (status, said) == (413, f"The body has {most + 1} bytes; at most {most} are read.\n")
 
 
 def test_a_server_without_libero_refuses(serve):
