@@ -20,6 +20,7 @@ from strands_cosmos3 import __version__
 from strands_cosmos3.checks import known_name
 from strands_cosmos3.errors import CheckpointError, ConfigError, Cosmos3Error, InputError
 from strands_cosmos3.extras import needed_by, require_extras
+from strands_cosmos3.parallel.launched import is_launched, told, watch_machines
 from strands_cosmos3.parallel.rank import exit_rank
 
 COMMANDS = {
@@ -38,7 +39,7 @@ COMMANDS = {
 }
 """Subcommand, which is the name of its module in ``commands``, -> class."""
 
-_RANK_0_REPORT_S = 20.0
+_FIRST_REPORT_S = 20.0
 
 _DESCRIPTION = f"""strands-cosmos3 {__version__}: run NVIDIA Cosmos 3 as a robot policy.
 
@@ -66,9 +67,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    watch_machines()
     command = _parsed(arguments)
     with (
-        redirect_stdout(io.StringIO()) if _is_other_rank() else nullcontext(),
+        redirect_stdout(io.StringIO()) if told("RANK") else nullcontext(),
         needed_by("this command"),
     ):
         command = _with_environment(command)
@@ -81,11 +83,11 @@ def status_of(name: str, work: Callable[[], int | None], remedy: str = "") -> in
     try:
         return int(work() or 0)
     except Cosmos3Error as error:
-        if _is_other_rank() and isinstance(
+        if told("LOCAL_RANK") and isinstance(
             error, InputError | ConfigError | CheckpointError
-        ):  # every rank raised it; rank 0 reports it
-            # torchrun ends all ranks when the first one ends, and rank 0 may come later
-            time.sleep(_RANK_0_REPORT_S)
+        ):  # every rank raised it; the first of each machine reports it
+            # torchrun ends all ranks when the first one ends, and that one may come later
+            time.sleep(_FIRST_REPORT_S)
         else:
             print(f"{name}: {error}", file=sys.stderr)
         return 2 if isinstance(error, ValueError | FileNotFoundError) else 1
@@ -96,7 +98,7 @@ def status_of(name: str, work: Callable[[], int | None], remedy: str = "") -> in
 
 def program(run: Callable[[], int] = main) -> NoReturn:
     """Run a program, by default :func:`main`, and exit with its status."""
-    if not _launched():
+    if not is_launched():
         sys.exit(run())
     status = 1
     try:
@@ -107,18 +109,6 @@ def program(run: Callable[[], int] = main) -> NoReturn:
         traceback.print_exc()
     finally:  # also if standard error is closed
         exit_rank(status)
-
-
-def _launched() -> bool:
-    """Return whether torchrun started this process, as ``dist.is_torchelastic_launched`` does,
-    without torch.
-    """
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _is_other_rank() -> bool:
-    """Return whether torchrun started this process as a rank other than 0, which alone prints."""
-    return _launched() and os.environ.get("RANK", "0") != "0"
 
 
 def _parsed(arguments: list[str]) -> Any:

@@ -15,12 +15,13 @@ from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import RankOptions
 from strands_cosmos3.parallel.group import RankTimeouts
+from strands_cosmos3.parallel.launched import told
 from strands_cosmos3.parallel.rank_engine import RankGroupEngine
 
 
 class DistributedBackend(EngineBackend):
     """Answers with a :class:`~strands_cosmos3.parallel.rank_engine.RankGroupEngine`: one process
-    for each rank, on this machine.
+    for each rank, on this machine, or torchrun's processes, of which only rank 0 comes back.
 
     If a rank dies or hangs, every process is ended within seconds and the call raises a
     ``RanksError``; the next call starts new processes. ``options.parallel`` gives their number;
@@ -50,10 +51,11 @@ class DistributedBackend(EngineBackend):
                 f"device {options.engine.device!r} is one GPU; ranks take one each: use "
                 "device='cuda', or 'cpu'."
             )
-        if device.type == "cuda" and torch.cuda.device_count() < parallel.ranks:
+        here = parallel.ranks if told("WORLD_SIZE", 1) == 1 else told("LOCAL_WORLD_SIZE")
+        if device.type == "cuda" and torch.cuda.device_count() < here:
             raise ConfigError(
-                f"{parallel} needs {parallel.ranks} GPUs, torch sees {torch.cuda.device_count()}. "
-                "Use smaller degrees, or device='cpu'."
+                f"{parallel} needs {here} GPUs on this machine, torch sees "
+                f"{torch.cuda.device_count()}. Use smaller degrees, or device='cpu'."
             )
         number, count = replica
         threads = (

@@ -21,6 +21,7 @@ from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, needed_by
 from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, require_heeded, section
+from strands_cosmos3.parallel.launched import told
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.policy.options import PolicyOptions
 
@@ -49,7 +50,8 @@ class ServeCommand:
     """Serve a policy over a WebSocket, for robots and simulators.
 
     Clients of openpi, RoboLab, IsaacLab-Arena, vLLM-Omni and NVIDIA's LIBERO can use it
-    (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops.
+    (docs/wire.md). Ctrl-C or SIGTERM finishes the running inference and stops. Under torchrun, on
+    one machine or several, all processes are one engine, and rank 0 serves (docs/scaling.md).
 
     Anyone who reaches the port can move the robot, so it listens on this machine only unless you
     set a token.
@@ -120,6 +122,8 @@ class ServeCommand:
 
     def run(self) -> int:
         """Serve until stopped; return 0."""
+        if told("RANK"):
+            self._backends()  # the process ends in it
         # the first line of standard output is the address
         with WaitNotice(Console(stderr=True)) as wait:
             return self._serve(Console(), wait)
@@ -213,8 +217,11 @@ class ServeCommand:
             Checkpoint.open(locate(str(model)), action_space=policy.action_space).read_anew()
         lowest = int(name == "distributed")
         count = 1 if self.replicas is None else self.replicas
-        count = whole_number(count, "--replicas", lowest, 64)
-        if not count or name not in ENGINE_BACKENDS or model is None:
+        processes = told("WORLD_SIZE", 1)
+        count = whole_number(count, "--replicas", lowest, 64 if processes == 1 else 1)
+        if processes > 1:
+            policy.parallel.check_world(processes)
+        if processes > 1 or not count or name not in ENGINE_BACKENDS or model is None:
             return [make_backend(name, model, policy.for_backend, policy.action_space)]
         timeouts = RankTimeouts(stalled_s=positive(self.stalled_after, "--stalled-after"))
         with needed_by("serve"):

@@ -271,6 +271,7 @@ class Cosmos3Engine(Closeable):
             checkpoint = Checkpoint.open(
                 locate(path_or_repo_id, revision, local_files_only), variant, action_space
             )
+            parallel_context.require_same_checkpoint(lambda: checkpoint.digest)
             dtype = choose_dtype(dtype, where, checkpoint.config)
             quantization = Quantization.of(checkpoint.config, checkpoint.weights.eight_bit, options)
             shard = parallel_context.sharding(checkpoint.config)

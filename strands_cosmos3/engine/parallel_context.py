@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -37,6 +38,9 @@ class ParallelContext:
     rank: int = 0  # rank 0 returns pixels and writes files
     # of guidance, computed by this rank at steps with it: conditional 0, unconditional 1
     branches: tuple[int, ...] = (0, 1)
+
+    def require_same_checkpoint(self, digest: Callable[[], str]) -> None:
+        """Raise a DigestError if ranks on other machines have a checkpoint with another digest."""
 
     def sharding(self, config: TransformerConfig) -> Shard:
         """The part of each stored weight that this rank keeps; raises ConfigError if a

@@ -10,6 +10,8 @@ torch.distributed.
     payload.py       requests and results as bytes: safetensors and JSON, never pickle
     group.py         RankGroup: supervises ranks, and ends all of them together
     rank.py          Rank: one rank; ranks in processes on this machine
+    launched.py      processes that torchrun started, and the watch over several machines
+    leader.py        LaunchedRanks: these processes as ranks, led by rank 0
     rank_engine.py   RankGroupEngine: a group of ranks with the interface of Cosmos3Engine
 
 To host ranks elsewhere than in processes on this machine, run a ``Rank`` in each process and

@@ -8,17 +8,20 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, RankLostError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, DigestError, RankLostError
+from strands_cosmos3.parallel.launched import told, watch_machines
 
 _ANSWER_S = 2.0
+_DIGEST_S = 3600  # a large checkpoint is read once
 # gloo's errors have no type of their own
 _EXCHANGE = re.compile("gloo|nccl|connection|timed out", re.IGNORECASE)
 
@@ -119,6 +122,24 @@ class Group:
         return received.get(-1), received.get(1)
 
 
+def require_same_checkpoint(digest: Callable[[], str]) -> None:
+    """Raise a DigestError on every rank if the machines hold different checkpoints. The first
+    process of each asks for its digest.
+    """
+    if (nodes := told("GROUP_WORLD_SIZE", 1)) == 1:
+        return
+    store = _store()
+    store.set_timeout(timedelta(seconds=_DIGEST_S))
+    if told("LOCAL_RANK") == 0:
+        store.set(f"checkpoint of {told('GROUP_RANK')}", digest())
+    found = [store.get(f"checkpoint of {node}").decode()[:12] for node in range(nodes)]
+    if len({*found}) > 1:
+        raise DigestError(
+            f"the checkpoint is not the same on all machines (SHA-256 of node 0, 1 ...: "
+            f"{', '.join(found)}); copy one machine's to the others."
+        )
+
+
 @contextmanager
 def naming_lost_ranks(doing: str) -> Iterator[None]:
     """Raise :class:`RankLostError`, which names the ranks that are gone, where an exchange fails
@@ -142,10 +163,14 @@ def naming_lost_ranks(doing: str) -> Iterator[None]:
         ) from None
 
 
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()  # the only way to reach torchrun's store
+
+
 def _lost_ranks() -> str:
     """Name the ranks that do not answer, e.g. "rank 1"."""
     try:
-        store = dist.distributed_c10d._get_default_store()  # the only way to reach torchrun's store
+        store = _store()
         store.set(f"strands_cosmos3/there/{dist.get_rank()}", "1")
         deadline = time.monotonic() + _ANSWER_S
         waiting = set(range(dist.get_world_size()))
@@ -153,6 +178,7 @@ def _lost_ranks() -> str:
             waiting -= {rank for rank in waiting if store.check([f"strands_cosmos3/there/{rank}"])}
             time.sleep(0.05)
     except RuntimeError:  # the store was on the rank that is gone
+        time.sleep(_ANSWER_S)  # a watch says who it was, and ends this process
         return "another rank (rank 0, if it held the store)"
     return (
         f"rank {', '.join(map(str, sorted(waiting)))}" if waiting else "another rank's connection"
@@ -186,6 +212,8 @@ def connect(
             "it, or use one process."
         )
     cuda = device.type == "cuda"
+    if init_method == "env://":
+        watch_machines()
     try:
         dist.init_process_group(
             "nccl" if cuda else "gloo",
@@ -201,6 +229,13 @@ def connect(
             "other ranks within "
             f"{timeout_s:g} s ({str(error).strip().splitlines()[0][:200]}); start all ranks again."
         ) from None
+
+
+def patient_group() -> Any:
+    """Return all processes as a group whose members may wait for days: encoding a large dataset
+    takes hours, and so may sampling or a robot's next request.
+    """
+    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -10,6 +10,7 @@ from strands_cosmos3.checks import known_name, positive, typed, typed_fields, wh
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.options import option
+from strands_cosmos3.parallel.launched import told
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +101,10 @@ class ParallelConfig:
         if self.ranks == 1:
             return "python -m strands_cosmos3 infer ... (without torchrun)"
         flags = str(self).replace(" x ", " --")
-        return f"torchrun --nproc-per-node={self.ranks} -m strands_cosmos3 infer --{flags} ..."
+        nodes = told("GROUP_WORLD_SIZE", 1)
+        machines = f"--nnodes={nodes} " if nodes > 1 else ""
+        each = -(-self.ranks // nodes)
+        return f"torchrun {machines}--nproc-per-node={each} -m strands_cosmos3 infer --{flags} ..."
 
     def join(self, device: torch.device) -> ParallelContext:
         """Join the process group of torchrun or of the caller's ``init_process_group``; a

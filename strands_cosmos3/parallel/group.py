@@ -133,7 +133,7 @@ class RankGroup:
         with ExitStack() as on_failure:
             on_failure.callback(self.kill)
             self.handles = tuple(self._start(self._end))
-            _raise_error(_Round(self.handles, "ready", self.timeouts).collect()[0])
+            raise_error(_Round(self.handles, "ready", self.timeouts).collect()[0])
             on_failure.pop_all()
 
     def infer(self, payload: bytes, on_step: OnStep | None = None) -> bytes:
@@ -154,7 +154,7 @@ class RankGroup:
                 handle.submit(payload)
             answers = _Round(self.handles, "answer", self.timeouts, on_step).collect()
             on_failure.pop_all()
-        _raise_error(answers[0])
+        raise_error(answers[0])
         return answers[0].payload
 
     def close(self) -> None:
@@ -225,7 +225,7 @@ class _Round:
                 self._moved_at = now
             if status.step is not None and rank == 0 and self._on_step is not None:
                 self._on_step(*status.step)
-        elif status.kind == "error" and not _is_known(status.error[0]):
+        elif status.kind == "error" and not is_rejection(status.error[0]):
             self._raise_failure(rank, status)
         elif status.kind in (self._kind, "error"):
             self._answers[rank] = status
@@ -269,12 +269,14 @@ class _Round:
         )
 
 
-def _raise_error(status: RankStatus) -> None:
+def raise_error(status: RankStatus) -> None:
+    """Raise a rank's error, if it has one."""
     if status.kind == "error":
         raise error_from_name(*status.error)
 
 
-def _is_known(name: str) -> bool:
+def is_rejection(name: str) -> bool:
+    """Return whether an error of that name rejects a request, so that the ranks can go on."""
     kind = _error_kind(name)
     return kind is not None and not issubclass(kind, RanksError)
 

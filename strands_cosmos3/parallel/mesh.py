@@ -13,6 +13,7 @@ ranks``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from strands_cosmos3.parallel.collectives import (
     connect,
     naming_lost_ranks,
     own_device,
+    require_same_checkpoint,
 )
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
 
@@ -110,6 +112,10 @@ class Mesh(ParallelContext):
         self.all = Group(dist.group.WORLD, self.traffic)
         if cfg_size > 1:
             self.branches = (self.cfg.rank,)
+
+    def require_same_checkpoint(self, digest: Callable[[], str]) -> None:
+        """See :meth:`ParallelContext.require_same_checkpoint`."""
+        require_same_checkpoint(digest)
 
     def sharding(self, config: TransformerConfig) -> Shard:
         """See :meth:`ParallelContext.sharding`."""

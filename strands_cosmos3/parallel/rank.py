@@ -38,6 +38,7 @@ from strands_cosmos3.parallel.group import (
     RankStatus,
     RankTimeouts,
 )
+from strands_cosmos3.parallel.launched import leave
 from strands_cosmos3.tables import as_tuples
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def exit_rank(status: int) -> NoReturn:
             stream.flush()
         except (OSError, ValueError):
             status = status or _UNWRITTEN
+    if status == 0:
+        leave()
     os._exit(status)
 
 

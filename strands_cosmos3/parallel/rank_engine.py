@@ -16,6 +16,8 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import OnStep, RankTimeouts
+from strands_cosmos3.parallel.launched import told
+from strands_cosmos3.parallel.leader import LaunchedRanks
 from strands_cosmos3.parallel.payload import decode_results, encode_requests
 from strands_cosmos3.parallel.rank import rank_processes
 
@@ -30,7 +32,7 @@ class Ranks(Protocol):
 
 class RankGroupEngine:
     """Answers like a ``Cosmos3Engine``, computed by a group of ranks. After a failure the next call
-    starts new ranks.
+    starts new ranks; those that torchrun started end, with this process.
 
     The ranks are started here, which may raise any Cosmos3Error. Only they load weights.
     """
@@ -62,6 +64,9 @@ class RankGroupEngine:
         parallel.check_transformer(checkpoint.config)
         device = torch.device(options.engine.device or "cpu")
         options.engine.require_runnable(device.type, parallel.tp_size)
+        if told("WORLD_SIZE", 1) > 1:
+            ranks = LaunchedRanks(folder, parallel, options)
+            return cls(checkpoint, options.engine.decode_video, ranks)
         # once for all ranks
         dtype = choose_dtype(options.engine.dtype, device, checkpoint.config)
         engine = replace(options.engine, dtype=str(dtype).removeprefix("torch."))

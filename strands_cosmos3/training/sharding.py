@@ -7,15 +7,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from strands_cosmos3.parallel.collectives import naming_lost_ranks
+from strands_cosmos3.parallel.collectives import naming_lost_ranks, patient_group
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import DataShard
@@ -55,13 +53,6 @@ def rank_0_first(share: DataShard) -> Iterator[None]:
     yield
     if not share.rank:
         dist.barrier(waiting)
-
-
-def patient_group() -> Any:
-    """Return all processes as a group whose members may wait for days: encoding a large dataset
-    takes hours, and so may sampling.
-    """
-    return dist.new_group(backend="gloo", timeout=timedelta(days=7))
 
 
 def shard_policy(policy: TrainedPolicy, ranks: int) -> TrainedPolicy:

@@ -126,3 +126,17 @@ def _is(python: str, version: tuple[int, int]) -> bool:
         text=True,
     )
     return told.returncode == 0 and told.stdout.split() == [str(part) for part in version]
+
+
+def network_namespace() -> None:
+    """Make and delete a network namespace; the calling test is skipped, with the reason, where that
+    takes rights or a program that there are not.
+    """
+    name = f"cosmos-{os.getpid()}"
+    try:
+        subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, text=True)
+        subprocess.run(["ip", "netns", "delete", name], check=True)
+    except OSError as error:
+        pytest.skip(f"two machines are network namespaces, and there is no ip ({error})")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"two machines are network namespaces: {error.stderr.strip()}")
