@@ -386,7 +386,7 @@ def test_every_example_of_the_multi_gpu_page(checkpoints, picture, tmp_path):
     from strands_cosmos3.sim.record import VideoWriter
 
     film = tmp_path / "obs.mp4"
-    with VideoWriter(film, 24) as writer:
+    with VideoWriter(film, 15) as writer:
         for i in range(17):
             writer.write(np.full((96, 128, 3), 12 * i, np.uint8))
     actions = tmp_path / "action.json"
