@@ -56,7 +56,7 @@ def run(
                 own_s, theirs = asyncio.run(_measure(port, others, priority, seconds))
                 waits_s[part] += own_s
                 chunks[part] += theirs
-        refused_s = asyncio.run(_hopeless(port, bulk))
+        refused_s = asyncio.run(_hopeless(port, bulk, 0.4e-3 * inference_ms))
     return {
         "bulk_clients": bulk,
         "inference_ms": inference_ms,
@@ -121,14 +121,14 @@ async def _measure(
     return waits_s, sum(await asking)
 
 
-async def _hopeless(port: int, others: int) -> list[float]:
-    """How long requests wait for their refusal that can wait for less than an inference takes."""
+async def _hopeless(port: int, others: int, wait_s: float) -> list[float]:
+    """How long requests wait for their refusal that can wait for less than an inference."""
     until_s = time.perf_counter() + _HOPELESS * _PERIOD_S + 1.0
     asking = asyncio.gather(*(_keep_asking(port, until_s) for _ in range(others)))
     refused_s: list[float] = []
     async with _connected(port, "realtime") as connection:
         await connection.recv()
-        frame = _frame(wait_s=0.02)
+        frame = _frame(wait_s)
         for _ in range(_HOPELESS):
             await asyncio.sleep(_PERIOD_S)
             began_s = time.perf_counter()

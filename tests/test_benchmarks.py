@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import admission
 import engine
 import loop
 import service
@@ -63,6 +64,15 @@ def test_the_wire_is_compared_with_a_bare_exchange_of_the_same_bytes(monkeypatch
     assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
     assert figures["composite"]["ratio_to_echo"] > 0
     assert figures["three_views"]["bare_ms"]["p50"] > 0
+
+
+def test_a_realtime_client_is_timed_alone_and_beside_bulk_ones(monkeypatch):
+    monkeypatch.setattr(admission, "_HOPELESS", 3)
+    figures = admission.run(bulk=2, inference_ms=5.0, seconds=2.5, rounds=1)
+    assert figures["client_ms"].keys() == {"alone", "one class", "two classes"}
+    assert all(part["p99"] >= 5.0 for part in figures["client_ms"].values())
+    assert figures["bulk_chunks_per_s"]["two classes"] > 0
+    assert figures["refused_ms"]["requests"] == 3
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")
