@@ -435,7 +435,8 @@ def test_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[
 
 
 OF_OTHER_PROGRAMS = (
-    *("help", "version", "flag", "no-flag", "nproc-per-node", "head", "logdir", "repo-type"),
+    *("help", "version", "flag", "no-flag", "head", "logdir", "repo-type"),
+    *("nproc-per-node", "nnodes", "master-addr", "master-port"),  # torchrun's
     *("line", "track", "mark"),  # colours of a page
     *("repo-id", "root", "push-to-hub"),  # LeRobot's converter
     *("no-deps", "hash", "require-hashes", "disable-pip-version-check", "dest", "requirement"),
