@@ -133,8 +133,7 @@ class HttpPolicyClient(ServiceClient):
                 f"{self._url} is not an HTTP policy server {text}."
             ) from None
         if status != 200:
-            reason = content.get("error") or content.get("message", "")
-            said = f"(HTTP {status}: {short(reason)})"
+            said = f"(HTTP {status}: {short(content.get('error', ''))})"
             raise stated_error(content, f"{self._url} refused the request {said}.")
         return content
 

@@ -34,7 +34,7 @@ from strands_cosmos3.serving.routes import is_json
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.server_websocket import ServerWebSocket
-from strands_cosmos3.serving.wire import DEADLINE_HEADER, VLLM_PATH, error_message
+from strands_cosmos3.serving.wire import DEADLINE_HEADER, RETRY_AFTER, VLLM_PATH
 from strands_cosmos3.serving.worker import Workers
 
 logger = logging.getLogger(__name__)
@@ -573,7 +573,7 @@ async def _unless_left(
 
 def _try_later(refused: Answer) -> Reply:
     """The reply to an HTTP request that would be answered too late."""
-    said = error_message(str(refused.frame), refused.retry_after_s)
+    said = {"error": refused.frame, RETRY_AFTER: math.ceil(refused.retry_after_s * 1e3)}
     after = {"Retry-After": str(math.ceil(refused.retry_after_s))}
     return Reply(HTTPStatus.SERVICE_UNAVAILABLE, json.dumps(said), {**JSON, **after})
 

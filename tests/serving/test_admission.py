@@ -6,7 +6,9 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,15 +16,17 @@ from test_libero_server import GOOD, post
 from test_server import TOKEN, ask, dial, get
 from websockets.datastructures import Headers
 
-from helpers.serving import Several, libero_request, observation, picture, request, until
+from helpers.serving import VIEWS, Several, libero_request, observation, picture, request, until
 from strands_cosmos3.backends.service import HttpServiceBackend, ServiceBackend
 from strands_cosmos3.errors import ConfigError, InputError, ServiceBusyError, UnknownNameError
+from strands_cosmos3.policy import Cosmos3Policy
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.admission import Client, Durations, Priority, Turns
 from strands_cosmos3.serving.client import ClientConfig, PolicyClient
 from strands_cosmos3.serving.codec import decode, encode, peek
 from strands_cosmos3.serving.http_client import HttpPolicyClient
 from strands_cosmos3.serving.server_config import ServerConfig, Tokens
+from strands_cosmos3.types import ActionChunk, Observation
 
 CLIENTS = st.builds(Client, st.sampled_from("abcd"), st.sampled_from(Priority))
 OTHER = "r0b0t-r0b0t-r0b0t"
@@ -274,12 +278,34 @@ def test_a_client_s_deadline_counts_where_the_request_has_a_later_one(backends):
             backend.infer(asked(wait_s=20.0))
 
 
+def test_a_policy_asks_in_its_class_and_for_as_long_as_the_loop_can_wait(serve):
+    backend = Slow()
+    server = serve(backend)
+    where = {"host": "127.0.0.1", "port": server.port, "action_space": "joint_pos"}
+    policy = Cosmos3Policy("droid", backend="service", options={"priority": "realtime"}, **where)
+    at_rest = Observation(np.linspace(0.1, 0.7, 7), 0.5, VIEWS)
+    assert isinstance(policy.plan(at_rest, "lift the cube"), ActionChunk)
+    with pytest.raises(ServiceBusyError):
+        policy.plan(replace(at_rest, wait_s=0.05), "lift the cube")
+    policy.close()
+    hasty = Cosmos3Policy("droid", backend="service", options={"deadline_s": 0.05}, **where)
+    with pytest.raises(ServiceBusyError):
+        hasty.plan(at_rest, "lift the cube")
+    hasty.close()
+    assert server.metrics.by_class == {
+        ("realtime", "ok"): 1,
+        ("realtime", "refused"): 1,
+        ("bulk", "refused"): 1,
+    }
+
+
 def test_over_http_a_refusal_is_503_with_the_time_to_retry_after(serve):
     port = serve(Slow(), http="libero").port
     assert post(port, GOOD)[0] == 200
     status, said = post(port, GOOD, Cosmos3_Deadline_Ms="50", Cosmos3_Priority="realtime")
     assert status == 503
     assert said["retry_after_ms"] >= 50
+    assert "takes about" in said["error"]
     several = {"items": [GOOD] * 3}
     assert post(port, several, "/predict_batch", Cosmos3_Deadline_Ms="20000")[0] == 200
     assert post(port, several, "/predict_batch", Cosmos3_Deadline_Ms="400")[0] == 503
