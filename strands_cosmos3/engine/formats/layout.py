@@ -161,7 +161,7 @@ class OnBase(Layout):
         return self._base().preview()
 
     def optional_weights(self, folder: str, stem: str = STEM) -> WeightSource | None:
-        return self._base().optional_weights(folder, stem)
+        return None if self.base is None else self.base.optional_weights(folder, stem)
 
     @property
     def tokenizer(self) -> Path:
@@ -169,7 +169,7 @@ class OnBase(Layout):
 
     @property
     def reasoner(self) -> Layout:
-        return self._base().reasoner
+        return self if self.base is None else self.base.reasoner
 
     def recorded(self) -> Sequence[Stated]:
         return ()
