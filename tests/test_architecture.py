@@ -112,6 +112,7 @@ HEAVY = {
     "transformers": {"engine", "reasoner"},
     "llguidance": {"reasoner"},
     "jinja2": {"reasoner"},
+    "array_api_compat": {"engine"},
     "safetensors": {"engine", "parallel", "training"},
     "huggingface_hub": {"engine", "reasoner", "commands"},
     "mujoco": {"robots", "control", "sim", "worlds", "view", "commands"},
@@ -189,6 +190,22 @@ def test_no_package_may_import_what_it_does_not(library):
     the oracle of the tests, and one backend; an engine made of it proves nothing.
     """
     assert importers(FILES, library) == HEAVY[library]
+
+
+WITHOUT_TORCH = ("arrays", "denoising", "frames", "sampler", "sequence", "tokens")
+"""Files of engine/ that a backend without torch uses."""
+
+
+@pytest.mark.parametrize("name", WITHOUT_TORCH)
+def test_what_surrounds_the_network_does_not_import_torch(name):
+    """At its top; what is imported for type checkers alone stands inside an ``if``."""
+    tree = ast.parse((PACKAGE / f"engine/{name}.py").read_text())
+    at_top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = [getattr(node, "module", None) or node.names[0].name for node in at_top]
+    engine = "strands_cosmos3.engine."
+    house = {n.removeprefix(engine) for n in names if n.startswith(engine)}
+    assert house <= {*WITHOUT_TORCH, "computed", "config"}
+    assert not [n for n in names if n.partition(".")[0] == "torch"]
 
 
 def test_imports_follow_the_architecture():

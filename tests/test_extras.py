@@ -17,6 +17,7 @@ from strands_cosmos3.extras import EXTRAS, needed_by, of_world
 ROOT = Path(__file__).resolve().parents[1]
 EPISODE = ROOT / "tests/assets/droid_episode_48330.json"
 DISTRIBUTIONS = {
+    "array_api_compat": "array-api-compat",
     "rerun": "rerun-sdk",
     "PIL": "pillow",
     "OpenGL": "pyopengl",

@@ -11,15 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import TYPE_CHECKING
 
-import torch
+import numpy as np
+from array_api_compat import array_namespace
 
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, starting_noise
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.sampler import Schedule, UniPC
 from strands_cosmos3.engine.sequence import VISION, SequenceLayout, patchify
-from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.types import Mode
+
+if TYPE_CHECKING:
+    from strands_cosmos3.engine.request import Cosmos3ActionRequest
+    from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class Pass:
     guided: bool
     texts: tuple[TextKV, ...]
     rope: Rope
-    scale_R11: torch.Tensor
+    scale_R11: Array
     head: ActionHead
 
 
@@ -47,8 +52,8 @@ class Stream:
         wanted: How many tokens are wanted in the end, from the first on.
     """
 
-    start_RnP: torch.Tensor
-    free_RnP: torch.Tensor
+    start_RnP: Array
+    free_RnP: Array
     noisy: tuple[int, int]
     wanted: int
 
@@ -57,20 +62,22 @@ class Stream:
         start, stop = self.noisy
         return slice(start, max(start, min(stop, self.wanted)) if last else stop)
 
-    def advance(self, sampler: UniPC, velocity: torch.Tensor, group: slice) -> None:
+    def advance(self, sampler: UniPC, velocity: Array, group: slice) -> None:
         """Take one sampler step with the velocity [R, tokens, P] of a group; given values are
         restored.
         """
         if group.stop > group.start:
-            whole = torch.zeros_like(sampler.sample)
+            xp = array_namespace(sampler.sample)
+            whole = xp.zeros_like(sampler.sample)
             whole[:, group] = velocity
             free = self.free_RnP
-            sampler.sample = torch.where(free > 0, sampler.step(whole * free), self.start_RnP)
+            sampler.sample = xp.where(free > 0, sampler.step(whole * free), self.start_RnP)
 
 
-def noisy_tokens(streams: Sequence[Stream]) -> torch.Tensor:
+def noisy_tokens(streams: Sequence[Stream]) -> Array:
     """[R, N, 1], 1 where the time embedding is added."""
-    return torch.cat([stream.free_RnP[..., :1] for stream in streams], dim=1)
+    parts = [stream.free_RnP[..., :1] for stream in streams]
+    return array_namespace(*parts).concat(parts, axis=1)
 
 
 def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedule]) -> None:
@@ -122,7 +129,7 @@ def starting_streams(
     requests: Sequence[Cosmos3ActionRequest],
     dynamics_from_frame: bool,
     layouts: Sequence[SequenceLayout],
-    clean_RCFHW: Sequence[torch.Tensor],
+    clean_RCFHW: Sequence[Array],
     frames: int,
     width: int,
 ) -> tuple[Stream, ...]:
@@ -140,9 +147,10 @@ def starting_streams(
     noisy = zip(*(layout.noisy for layout in layouts), strict=True)
     wanted = list(layouts[0].counts)
     wanted[VISION] = wanted[VISION] // layouts[0].latent_shape[0] * frames
+    stack = array_namespace(*clean_RCFHW).stack
     streams = []
     for sample, groups, count in zip(samples, noisy, wanted, strict=True):
-        start, free = map(torch.stack, zip(*(sample(*each) for each in batch), strict=True))
+        start, free = map(stack, zip(*(sample(*each) for each in batch), strict=True))
         streams.append(Stream(start, free, hull(groups), count))
     return tuple(streams)
 
@@ -150,40 +158,58 @@ def starting_streams(
 def _starting_vision(
     request: Cosmos3ActionRequest,
     layout: SequenceLayout,
-    clean_CFHW: torch.Tensor,
+    clean_CFHW: Array,
     from_frame: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Array, Array]:
     """Vision tokens [V, P] and where they are free; the padding of an odd edge is not."""
-    free = torch.ones_like(clean_CFHW)
+    xp = array_namespace(clean_CFHW)
+    free = xp.ones_like(clean_CFHW)
     free[:, list(layout.clean_frames)] = 0
     free = patchify(free, layout.patch)
-    start = clean_CFHW[:, :1].expand_as(clean_CFHW) if from_frame else None
-    noise = starting_noise(
-        request.video_noise, request.seed, clean_CFHW.shape, "video_noise", start
-    )
-    noise = patchify(noise.to(clean_CFHW.device), layout.patch)
-    return torch.where(free > 0, noise, patchify(clean_CFHW, layout.patch)), free
+    start = xp.broadcast_to(clean_CFHW[:, :1], clean_CFHW.shape) if from_frame else None
+    noise = starting_noise(request.video_noise, request.seed, clean_CFHW, "video_noise", start)
+    noise = patchify(noise, layout.patch)
+    return xp.where(free > 0, noise, patchify(clean_CFHW, layout.patch)), free
 
 
 def _starting_action(
     width: int,
     request: Cosmos3ActionRequest,
     layout: SequenceLayout,
-    clean_CFHW: torch.Tensor,
+    clean_CFHW: Array,
     from_frame: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Array, Array]:
     """Action rows [T, A] and where they are free, on the device of the latents."""
-    given = clean_CFHW.new_zeros(layout.action_rows, width)
-    free = given.clone()
+    xp = array_namespace(clean_CFHW)
+    size = layout.action_rows, width
+    given = xp.zeros(size, dtype=clean_CFHW.dtype, device=clean_CFHW.device)
+    free = xp.zeros_like(given)
     free[layout.clean_rows :, : layout.raw_action_dim] = 1
-    start = given.clone() if from_frame else None
-    noise = starting_noise(request.action_noise, request.seed, given.shape, "action_noise", start)
+    start = xp.zeros_like(given) if from_frame else None
+    noise = starting_noise(request.action_noise, request.seed, given, "action_noise", start)
     # history and state row come first; in forward dynamics the whole chunk follows
     first_of_chunk = layout.action_rows - request.action_chunk
     for at, rows in ((0, request.action_prefix), (first_of_chunk, request.cond_action)):
         if rows is not None:
             given[at : at + len(rows), : rows.shape[1]] = rows
-    return torch.where(free > 0, noise.to(given), given), free
+    return xp.where(free > 0, noise, given), free
+
+
+def starting_noise(
+    noise: Array | None, seed: int, like: Array, name: str, default: Array | None = None
+) -> Array:
+    """Noise of the shape, dtype, kind and device of ``like``: the given one (ShapeError if its
+    shape differs), else the default or the seed's, equal on every device.
+    """
+    chosen: Array = default if noise is None else noise
+    if chosen is None:
+        chosen = np.random.RandomState(seed).standard_normal(like.shape).astype(np.float32)
+    chosen = chosen[0] if chosen.ndim == like.ndim + 1 and chosen.shape[0] == 1 else chosen
+    if chosen.shape != like.shape:
+        raise ShapeError(
+            f"{name} must be {list(like.shape)} (a leading 1 is allowed), got {list(chosen.shape)}."
+        )
+    return array_namespace(like).asarray(chosen, dtype=like.dtype, device=like.device)
 
 
 def hull(groups: Sequence[slice]) -> tuple[int, int]:
@@ -192,19 +218,12 @@ def hull(groups: Sequence[slice]) -> tuple[int, int]:
     return min(g.start for g in nonempty), max(g.stop for g in nonempty)
 
 
-def combine(velocity_B: torch.Tensor, guided: bool, scale_R11: torch.Tensor) -> torch.Tensor:
-    """[R, ...] float32: guidance ``u + g (c - u)`` of conditional and unconditional velocities,
-    or the conditional ones.
-    """
-    if not guided:
-        return velocity_B.float()
-    conditional, unconditional = velocity_B.float().chunk(2)
+def combine(conditional: Array, unconditional: Array, scale_R11: Array) -> Array:
+    """[R, ...]: guidance ``u + g (c - u)`` of conditional and unconditional velocities."""
     return unconditional + scale_R11 * (conditional - unconditional)
 
 
-def joined(
-    members: Sequence[Sequence[int]], parts: Sequence[list[torch.Tensor]]
-) -> list[torch.Tensor]:
+def joined(members: Sequence[Sequence[int]], parts: Sequence[list[Array]]) -> list[Array]:
     """[R, ...] of each stream in the order of the requests, from the parts of passes with these
     members.
     """
@@ -214,7 +233,8 @@ def joined(
         (m, i, row) for i, of_pass in enumerate(members) for row, m in enumerate(of_pass)
     )
     of_streams = zip(*parts, strict=True)
-    return [torch.stack([of_passes[i][row] for _, i, row in places]) for of_passes in of_streams]
+    stack = array_namespace(*parts[0]).stack
+    return [stack([of_passes[i][row] for _, i, row in places]) for of_passes in of_streams]
 
 
 def guides(interval: tuple[float, float] | None, timestep: int) -> bool:

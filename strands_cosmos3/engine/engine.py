@@ -19,6 +19,7 @@ import torch
 
 from strands_cosmos3.checks import typed, whole_number
 from strands_cosmos3.embodiments import NUM_DOMAINS
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.denoising import (
@@ -43,7 +44,7 @@ from strands_cosmos3.engine.quantised import (
     StepPrecision,
     packed_bytes,
 )
-from strands_cosmos3.engine.request import Cosmos3ActionRequest, first_of, token_ids
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, first_of
 from strands_cosmos3.engine.sampler import (
     Schedule,
     StepCoefficients,
@@ -56,15 +57,16 @@ from strands_cosmos3.engine.sequence import (
     VISION,
     SequenceLayout,
     generation_positions,
-    rope_tables,
     text_positions,
     unpatchify,
 )
+from strands_cosmos3.engine.tokens import token_ids
 from strands_cosmos3.engine.transformer import (
     ActionHead,
     Cosmos3Transformer,
     Rope,
     TextKV,
+    rope_tables,
     side_by_side,
 )
 from strands_cosmos3.engine.vae import Novelty, PreviewDecoder, Remembered, WanVae
@@ -627,7 +629,7 @@ class Cosmos3Engine(Closeable):
             prompts.append(token_ids(negative, request.neg_text_mask, "neg_text_ids", vocab))
         return prompts
 
-    def _rope(self, positions: torch.Tensor) -> Rope:
+    def _rope(self, positions: Array) -> Rope:
         return rope_tables(positions, self.config, self.device, self.dtype)
 
     def _generation_rope(self, layout: SequenceLayout, text_tokens: int) -> Rope:
@@ -658,7 +660,9 @@ class Cosmos3Engine(Closeable):
         timesteps = torch.tensor(schedule.timesteps, device=self.device)
         # [steps, D]: one row a step, not one a token
         times = self.transformer.time_embedder(timesteps).to(self.dtype)
-        arguments = streams, tuple(passes), times, unipc_coefficients(schedule)
+        # a module can be hashed, which its type's declaration does not say
+        steps = unipc_coefficients(schedule, torch)  # pyright: ignore[reportArgumentType]
+        arguments = streams, tuple(passes), times, steps
         with compiling() if self.options.compile else nullcontext():
             if self._graphs is None:
                 return self._loop(*arguments, on_step=on_step)
@@ -704,6 +708,8 @@ class Cosmos3Engine(Closeable):
         velocities = self.transformer.velocity(
             tokens, time, noisy, of.rope, of.texts, of.head, groups
         )
-        if of.guided:
-            velocities = self.parallel_context.exchange(velocities)
-        return [combine(velocity_B, of.guided, of.scale_R11) for velocity_B in velocities]
+        if not of.guided:
+            return [velocity.float() for velocity in velocities]
+        velocities = self.parallel_context.exchange(velocities)
+        branches = [velocity_B.float().chunk(2) for velocity_B in velocities]
+        return [combine(c, u, of.scale_R11) for c, u in branches]

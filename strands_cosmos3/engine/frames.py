@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import torch
-import torch.nn.functional as F
+from array_api_compat import is_torch_array
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
@@ -125,6 +124,9 @@ def _stretched(frames: Frames, hw: tuple[int, int]) -> Frames:
     """
     if frames.shape[1:3] == hw:
         return frames
+    import torch
+    import torch.nn.functional as F
+
     resized: list[Any] = []
     for frame in np.array(frames, np.float32):
         small = F.interpolate(torch.from_numpy(frame).permute(2, 0, 1)[None], hw, mode="bilinear")
@@ -154,7 +156,7 @@ def _one(image: Any, composition: Composition) -> Frames:
                 f"an image of mode {image.mode!r} has more than 8 bits a pixel; scale it to 8 bits."
             )
         return np.asarray(image.convert("RGB"))[None]
-    if isinstance(image, torch.Tensor):
+    if is_torch_array(image):
         image = image.detach().cpu()
         image = (image.float() if image.is_floating_point() else image).numpy()
     if not isinstance(image, np.ndarray):

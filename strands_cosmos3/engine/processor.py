@@ -494,8 +494,10 @@ class Cosmos3PolicyProcessor:
         Raises:
             InputError, ShapeError, NonFiniteError: Rows cannot be used, or contradict the mode.
         """
-        ids = self._tokens.ids(caption, self._system_prompt)
-        negative = self._tokens.ids(self._negative, self._system_prompt)
+        ids, negative = (
+            torch.from_numpy(self._tokens.ids(text, self._system_prompt))
+            for text in (caption, self._negative)
+        )
         return Cosmos3ActionRequest(
             text_ids=ids.to(self._device),
             text_mask=torch.ones_like(ids, device=self._device),

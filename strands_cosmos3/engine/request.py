@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from strands_cosmos3.checks import positive, seed_number, typed, typed_fields, whole_number
@@ -229,54 +228,6 @@ def require_pixels(pixels: torch.Tensor) -> torch.Tensor:
     if largest > 1.5:  # bicubic resampling overshoots 1 a little
         raise InputError(f"cond_video_pixels reach {largest:.4g}; they must lie in [-1, 1].")
     return pixels
-
-
-def token_ids(
-    ids: torch.Tensor, mask: torch.Tensor | None, name: str, vocab: int
-) -> tuple[int, ...]:
-    """The ids of a prompt whose mask is not 0; raises ShapeError unless it is [S] or [1, S],
-    InputError unless 0..vocab - 1.
-    """
-    flat = ids.reshape(-1)
-    if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
-        raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
-    if mask is not None:
-        if mask.numel() != flat.numel():
-            raise ShapeError(
-                f"the mask of {name} has {mask.numel()} values for {flat.numel()} ids."
-            )
-        flat = flat[mask.reshape(-1) != 0]
-    values = tuple(int(i) for i in flat.tolist())
-    if not values or not all(0 <= i < vocab for i in values):
-        raise InputError(
-            f"{name} must hold at least one id, all of them 0..{vocab - 1} "
-            "(the model's vocabulary)."
-        )
-    return values
-
-
-def starting_noise(
-    noise: torch.Tensor | None,
-    seed: int,
-    shape: tuple[int, ...],
-    name: str,
-    default: torch.Tensor | None,
-) -> torch.Tensor:
-    """Float32 noise: the given one (ShapeError if its shape differs), else the default or the
-    seed's, equal on every device.
-    """
-    if noise is None:
-        if default is not None:
-            return default.float()
-        return torch.from_numpy(
-            np.random.RandomState(seed).standard_normal(shape).astype(np.float32)
-        )
-    noise = noise[0] if noise.ndim == len(shape) + 1 and noise.shape[0] == 1 else noise
-    if noise.shape != shape:
-        raise ShapeError(
-            f"{name} must be {list(shape)} (a leading 1 is allowed), got {list(noise.shape)}."
-        )
-    return noise.float()
 
 
 def first_of(values: torch.Tensor, count: int, axis: int) -> torch.Tensor:

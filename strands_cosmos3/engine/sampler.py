@@ -19,9 +19,9 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from strands_cosmos3.checks import positive, whole_number
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.errors import InputError, LayoutError
 from strands_cosmos3.resources import shown
@@ -161,10 +161,8 @@ class UniPCUpdate:
     rho_old: float
     rho_new: float
 
-    def __call__(
-        self, x: torch.Tensor, m0: torch.Tensor, m1: torch.Tensor | None, m: torch.Tensor | None
-    ) -> torch.Tensor:
-        """The sample at the next level; all tensors have its shape. Rounds in the oracle's
+    def __call__(self, x: Array, m0: Array, m1: Array | None, m: Array | None) -> Array:
+        """The sample at the next level; all arrays have its shape. Rounds in the oracle's
         order.
         """
         y = self.sample_coef * x - self.x0_coef * m0
@@ -189,43 +187,46 @@ class StepCoefficients:
 
 
 @lru_cache(64)
-def unipc_coefficients(schedule: Schedule) -> tuple[StepCoefficients, ...]:
+def unipc_coefficients(schedule: Schedule, xp: Any) -> tuple[StepCoefficients, ...]:
     """Coefficients of every step: order 2 inside, order 1 at both ends, by the oracle's float32
     operations.
 
-    In bfloat16 the last bit of a sample can change the rounding of a token, and the run diverges.
+    ``xp`` is ``torch`` or ``numpy``, which computes them. The oracle's bits are torch's: NumPy
+    rounds logarithms and solved systems otherwise. In bfloat16 the last bit of a sample can change
+    the rounding of a token, and the run diverges.
     """
-    sigmas = torch.tensor(schedule.sigmas, dtype=torch.float32)
+    sigmas = xp.asarray(schedule.sigmas, dtype=xp.float32)
     count = len(schedule.timesteps)
     orders = [min(2, count - i, i + 1) for i in range(count)]
-    return tuple(
-        StepCoefficients(
-            schedule.sigmas[i],
-            None if i == 0 else _update(sigmas, i - 1, orders[i - 1], corrects=True),
-            _update(sigmas, i, orders[i], corrects=False),
+    with np.errstate(divide="ignore"):  # the logarithm of no noise
+        return tuple(
+            StepCoefficients(
+                schedule.sigmas[i],
+                None if i == 0 else _update(xp, sigmas, i - 1, orders[i - 1], corrects=True),
+                _update(xp, sigmas, i, orders[i], corrects=False),
+            )
+            for i in range(count)
         )
-        for i in range(count)
-    )
 
 
-def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> UniPCUpdate:
-    def level(i: int) -> torch.Tensor:
-        return torch.log(1 - sigmas[i]) - torch.log(sigmas[i])
+def _update(xp: Any, sigmas: Array, start: int, order: int, corrects: bool) -> UniPCUpdate:
+    def level(i: int) -> Array:
+        return xp.log(1 - sigmas[i]) - xp.log(sigmas[i])
 
     sigma_0 = sigmas[start]
     sigma_t = sigmas[start + 1]
     # infinite where no noise is left: the update then ends at m0
     h = level(start + 1) - level(start)
-    growth = torch.expm1(-h)
+    growth = xp.expm1(-h)
     ratio = None if order == 1 else (level(start - 1) - level(start)) / h
     rho_old = 0.5
     rho_new = 0.5
     if ratio is not None and corrects:
         phi_2 = growth / -h - 1
         phi_3 = phi_2 / -h - 1 / 2
-        system = torch.stack([torch.ones(2), torch.stack([ratio, torch.ones(())])])
-        rho_old, rho_new = torch.linalg.solve(
-            system, torch.stack([phi_2 / growth, phi_3 * 2 / growth])
+        system = xp.asarray([[1, 1], [ratio, 1]], dtype=xp.float32)
+        rho_old, rho_new = xp.linalg.solve(
+            system, xp.asarray([phi_2 / growth, phi_3 * 2 / growth])
         ).tolist()
     alpha_growth = float((1 - sigma_t) * growth)
     ratio = None if ratio is None else float(ratio)
@@ -238,13 +239,13 @@ def _update(sigmas: torch.Tensor, start: int, order: int, corrects: bool) -> Uni
 class UniPC:
     """Sampler state of one sample, float32, which starts as noise with given values in place."""
 
-    sample: torch.Tensor
+    sample: Array
     steps: tuple[StepCoefficients, ...]
     _index: int = 0
-    _before: torch.Tensor | None = None
-    _predictions: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
+    _before: Array | None = None
+    _predictions: tuple[Array | None, Array | None] = (None, None)
 
-    def step(self, velocity: torch.Tensor) -> torch.Tensor:
+    def step(self, velocity: Array) -> Array:
         """Take one step with the velocity at the current sample; return the next sample."""
         step = self.steps[self._index]
         x = self.sample

@@ -2,11 +2,10 @@
 in time and space.
 
 Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token
-(patch x patch x channels), C latent channels, F latent frames, H W latent height and width, d head
-width; 3 temporal, vertical and horizontal axis.
+(patch x patch x channels), C latent channels, F latent frames, H W latent height and width; 3
+temporal, vertical and horizontal axis.
 
-Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing),
-``Cosmos3VLTextRotaryEmbedding``.
+Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing).
 """
 
 from __future__ import annotations
@@ -15,8 +14,10 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate
 
-import torch
+import numpy as np
+from array_api_compat import array_namespace
 
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.config import TransformerConfig
 
 TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
@@ -78,36 +79,42 @@ class SequenceLayout:
         return [max(0, min(n, end - first)) for n, end in zip(self.counts, ends, strict=True)]
 
 
-def patchify(latent_CFHW: torch.Tensor, patch: int) -> torch.Tensor:
+def patchify(latent_CFHW: Array, patch: int) -> Array:
     """Vision tokens [V, P] of latents [C, F, H, W]: patches ordered (row, column, channel), odd
     edges padded with zeros.
     """
-    height, width = latent_CFHW.shape[2:]
-    padded = torch.nn.functional.pad(latent_CFHW, (0, -width % patch, 0, -height % patch))
-    split = padded.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))
-    return split.permute(1, 2, 4, 3, 5, 0).flatten(3).flatten(0, 2)
+    xp = array_namespace(latent_CFHW)
+    padded = latent_CFHW
+    for axis in (2, 3):
+        shape = list(padded.shape)
+        shape[axis] = -shape[axis] % patch
+        if shape[axis]:
+            zeros = xp.zeros(tuple(shape), dtype=padded.dtype, device=padded.device)
+            padded = xp.concat([padded, zeros], axis=axis)
+    C, F, H, W = padded.shape
+    split = padded.reshape(C, F, H // patch, patch, W // patch, patch)
+    return xp.permute_dims(split, (1, 2, 4, 3, 5, 0)).reshape(-1, patch * patch * C)
 
 
-def unpatchify(
-    tokens_VP: torch.Tensor, latent_shape: tuple[int, int, int], patch: int
-) -> torch.Tensor:
+def unpatchify(tokens_VP: Array, latent_shape: tuple[int, int, int], patch: int) -> Array:
     """Latents [C, F, H, W] of vision tokens [V, P]; the inverse of :func:`patchify`."""
     F, H, W = latent_shape
     rows = math.ceil(H / patch)
     columns = math.ceil(W / patch)
-    split = tokens_VP.reshape(F, rows, columns, patch, patch, -1).permute(5, 0, 1, 3, 2, 4)
-    return split.flatten(4).flatten(2, 3)[:, :, :H, :W]
+    split = tokens_VP.reshape(F, rows, columns, patch, patch, -1)
+    turned = array_namespace(split).permute_dims(split, (5, 0, 1, 3, 2, 4))
+    return turned.reshape(-1, F, rows * patch, columns * patch)[:, :, :H, :W]
 
 
-def text_positions(count: int) -> torch.Tensor:
-    """[3, count] positions of a prompt: 0, 1, 2, ... on every axis, float32."""
-    return torch.arange(count, dtype=torch.float32).expand(3, -1)
+def text_positions(count: int) -> Array:
+    """[3, count] positions of a prompt: 0, 1, 2, ... on every axis, float32 of NumPy."""
+    return np.tile(np.arange(count, dtype=np.float32), (3, 1))
 
 
 def generation_positions(
     layout: SequenceLayout, config: TransformerConfig, text_tokens: int
-) -> torch.Tensor:
-    """[3, N] positions of the generation tokens, float32.
+) -> Array:
+    """[3, N] positions of the generation tokens, float32 of NumPy.
 
     Temporal positions of frames and action rows share one clock: the time at ``base_fps`` in latent
     frames, after the prompt and a margin. Vertical and horizontal positions restart at zero in each
@@ -118,37 +125,14 @@ def generation_positions(
     frames, rows, columns = layout.grid
     frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, config) + start
     row_t = _times(layout.action_rows, layout.action_offset, layout.fps, config) + start
-    h, w = (torch.arange(count, dtype=torch.float32) + spatial for count in (rows, columns))
-    vision_3V = torch.stack(torch.meshgrid(frame_t, h, w, indexing="ij")).flatten(1)
-    still = torch.full_like(row_t, spatial)
-    return torch.cat([vision_3V, torch.stack([row_t, still, still])], dim=1)
+    h, w = (np.arange(count, dtype=np.float32) + spatial for count in (rows, columns))
+    vision_3V = np.stack(np.meshgrid(frame_t, h, w, indexing="ij")).reshape(3, -1)
+    still = np.full_like(row_t, spatial)
+    return np.concatenate([vision_3V, np.stack([row_t, still, still])], axis=1)
 
 
-def _times(count: int, first: int, rate: float, config: TransformerConfig) -> torch.Tensor:
-    index = torch.arange(count, dtype=torch.float32) + first
+def _times(count: int, first: int, rate: float, config: TransformerConfig) -> Array:
+    index = np.arange(count, dtype=np.float32) + first
     if not config.enable_fps_modulation or count == 1:  # a single frame or row has no rate
         return index
-    return index / rate * (config.base_fps / TEMPORAL_COMPRESSION)
-
-
-def rope_tables(
-    positions_3N: torch.Tensor, config: TransformerConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine [N, d] of interleaved multi-axis RoPE; sines of the first half are negative,
-    since they rotate the second half into it.
-
-    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
-    5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
-    products of float32 elements: positions are near 15000, where a coarser dtype or a matrix
-    product in TF32 would merge neighbours.
-    """
-    half = config.head_dim // 2
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequency = 1.0 / (config.rope_theta**exponent)
-    axis = torch.zeros(half, dtype=torch.long)
-    for which in (1, 2):
-        axis[which : config.rope_axes_dim[which] * 3 : 3] = which
-    angle_Nd = positions_3N[axis].T * frequency
-    cos_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1).cos()
-    sin_Nd = torch.cat([-angle_Nd, angle_Nd], dim=-1).sin()
-    return cos_Nd.to(device, dtype), sin_Nd.to(device, dtype)
+    return index / np.float32(rate) * np.float32(config.base_fps / TEMPORAL_COMPRESSION)

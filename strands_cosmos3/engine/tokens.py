@@ -15,11 +15,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
 from strands_cosmos3.engine import token_worker
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.computed import require_computed
-from strands_cosmos3.errors import InputError, LayoutError
+from strands_cosmos3.errors import InputError, LayoutError, ShapeError
 from strands_cosmos3.resources import contained, require_file
 
 TOKENIZER_FOLDER = "text_tokenizer"
@@ -52,13 +53,13 @@ class PromptTokenizer:
         self._numbers_of = lru_cache(_KEPT_CAPTIONS)(self._read)
         self.ids("pick up the red cube.")
 
-    def ids(self, caption: str, system_prompt: bool = False) -> torch.Tensor:
+    def ids(self, caption: str, system_prompt: bool = False) -> Array:
         """[1, S] ids of a caption as the only user message, after :data:`SYSTEM_PROMPT` if
-        asked.
+        asked; an array of NumPy.
 
         Raises InputError for more than 8192 tokens, LayoutError if the template fails.
         """
-        return torch.tensor([self._numbers_of(caption, system_prompt)])
+        return np.array([self._numbers_of(caption, system_prompt)], np.int64)
 
     def _read(self, caption: str, system_prompt: bool) -> list[int]:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
@@ -88,6 +89,27 @@ class PromptTokenizer:
                 "Cosmos 3's text_tokenizer?"
             )
         return [*answer["ids"], *closing.values()]
+
+
+def token_ids(ids: Array, mask: Array | None, name: str, vocab: int) -> tuple[int, ...]:
+    """The ids of a prompt whose mask is not 0; raises ShapeError unless it is [S] or [1, S],
+    InputError unless 0..vocab - 1.
+    """
+    flat = ids.reshape(-1)
+    if ids.ndim > 2 or (ids.ndim == 2 and ids.shape[0] != 1):
+        raise ShapeError(f"{name} must be [S] or [1, S], got {list(ids.shape)}.")
+    if mask is not None:
+        counts = mask.reshape(-1)
+        if len(counts) != len(flat):
+            raise ShapeError(f"the mask of {name} has {len(counts)} values for {len(flat)} ids.")
+        flat = flat[counts != 0]
+    values = tuple(int(i) for i in flat.tolist())
+    if not values or not all(0 <= i < vocab for i in values):
+        raise InputError(
+            f"{name} must hold at least one id, all of them 0..{vocab - 1} "
+            "(the model's vocabulary)."
+        )
+    return values
 
 
 def _asked(**request: Any) -> dict[str, Any]:

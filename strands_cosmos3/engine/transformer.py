@@ -9,7 +9,7 @@ rows, A action width, D hidden, h query heads, k key heads, d head width; B guid
 inference, windows in training.
 
 Source: diffusers 0.42.1 ``Cosmos3OmniTransformer``, the oracle of the tests, whose order of
-rounding is kept for bfloat16.
+rounding is kept for bfloat16, and ``Cosmos3VLTextRotaryEmbedding``.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
 
 Rope = tuple[torch.Tensor, torch.Tensor]
@@ -78,6 +79,29 @@ class TextKV:
     def nbytes(self) -> int:
         """Size of the keys and values in bytes."""
         return sum(t.nbytes for layer in self.layers for t in layer)
+
+
+def rope_tables(
+    positions_3N: Array, config: TransformerConfig, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine [N, d] of interleaved multi-axis RoPE; sines of the first half are negative,
+    since they rotate the second half into it.
+
+    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
+    5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
+    products of float32 elements: positions are near 15000, where a coarser dtype or a matrix
+    product in TF32 would merge neighbours.
+    """
+    half = config.head_dim // 2
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequency = 1.0 / (config.rope_theta**exponent)
+    axis = torch.zeros(half, dtype=torch.long)
+    for which in (1, 2):
+        axis[which : config.rope_axes_dim[which] * 3 : 3] = which
+    angle_Nd = torch.asarray(positions_3N)[axis].T * frequency
+    cos_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1).cos()
+    sin_Nd = torch.cat([-angle_Nd, angle_Nd], dim=-1).sin()
+    return cos_Nd.to(device, dtype), sin_Nd.to(device, dtype)
 
 
 def side_by_side(texts: Sequence[TextKV]) -> tuple[TextKV, ...]:

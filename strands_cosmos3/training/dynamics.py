@@ -271,9 +271,8 @@ class _ClipJudge:
         was trained on dynamics without one.
         """
         without_text = self._engine.checkpoint.dynamics_without_text
-        return self._tokens.ids(
-            "" if without_text else caption(instruction, clip.frames.shape[1:3])
-        )
+        text = "" if without_text else caption(instruction, clip.frames.shape[1:3])
+        return torch.from_numpy(self._tokens.ids(text))
 
     def _common(self, clip: ArmClip, frames: torch.Tensor) -> dict[str, Any]:
         """Return the arguments that both requests share."""

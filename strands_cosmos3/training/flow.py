@@ -23,7 +23,6 @@ from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.sequence import (
     SequenceLayout,
     generation_positions,
-    rope_tables,
     text_positions,
 )
 from strands_cosmos3.engine.transformer import (
@@ -33,6 +32,7 @@ from strands_cosmos3.engine.transformer import (
     KeysValues,
     Rope,
     TextKV,
+    rope_tables,
 )
 
 T = TypeVar("T")

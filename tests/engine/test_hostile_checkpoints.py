@@ -113,7 +113,7 @@ def test_a_tokenizer_has_little_memory_and_time(tmp_path, what):
     with pytest.raises(LayoutError, match=GREEDY[what]):
         tokens.ids(f"take {what}")
     assert grown() < LITTLE
-    assert torch.equal(tokens.ids("lift the cube."), expected)  # whatever became of the process
+    assert (tokens.ids("lift the cube.") == expected).all()  # whatever became of the process
 
 
 def test_the_time_of_earlier_prompts_does_not_count(checkpoints, monkeypatch):
@@ -135,7 +135,7 @@ def test_the_time_of_earlier_prompts_does_not_count(checkpoints, monkeypatch):
 def test_a_prompt_is_bounded_in_tokens(checkpoints):
     tokens = PromptTokenizer(checkpoints["silu"] / "text_tokenizer")
     fits = tokens.ids("x " * 3000)
-    assert 3000 < fits.numel() <= token_worker.MOST_TOKENS
+    assert 3000 < fits.size <= token_worker.MOST_TOKENS
     for prompt in ("x " * 9000, "\n?" * 9000, "\U0001f600" * 9000):
         with pytest.raises(InputError, match=r"at most 8192 are taken"):
             tokens.ids(prompt)

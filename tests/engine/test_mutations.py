@@ -89,7 +89,9 @@ def swapped_height_and_width(patch, _):
 @mutation()
 def positions_in_bfloat16(patch, _):
     original = sequence.generation_positions
-    _replace(patch, "generation_positions", lambda *a: original(*a).bfloat16().float())
+    _replace(
+        patch, "generation_positions", lambda *a: torch.asarray(original(*a)).bfloat16().float()
+    )
 
 
 @mutation()
@@ -102,7 +104,7 @@ def blocked_instead_of_interleaved_axes(patch, _):
     def tables(positions, config, device, dtype):
         axis = torch.repeat_interleave(torch.arange(3), torch.tensor(config.rope_axes_dim))
         exponent = torch.arange(0, config.head_dim, 2) / config.head_dim
-        angle = positions[axis].T / config.rope_theta**exponent
+        angle = torch.asarray(positions)[axis].T / config.rope_theta**exponent
         return torch.cat([angle, angle], -1).cos(), torch.cat([-angle, angle], -1).sin()
 
     _replace(patch, "rope_tables", tables)
@@ -381,7 +383,7 @@ def _positions(patch, change):
     original = sequence.generation_positions
 
     def positions(layout, config, tokens):
-        made = original(layout, config, tokens).clone()
+        made = torch.asarray(original(layout, config, tokens))
         change(made, layout)
         return made
 

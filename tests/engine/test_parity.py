@@ -28,9 +28,8 @@ from strands_cosmos3.engine.sequence import (
     SequenceLayout,
     generation_positions,
     patchify,
-    rope_tables,
 )
-from strands_cosmos3.engine.transformer import TextKV, side_by_side
+from strands_cosmos3.engine.transformer import TextKV, rope_tables, side_by_side
 
 DTYPES = (torch.float32, torch.bfloat16)
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
@@ -100,7 +99,7 @@ def test_what_stays_in_float32_in_a_bfloat16_model(checkpoints, kind):
         rope_tables(positions, config, torch.device("cpu"), dtype)[1] for dtype in DTYPES
     )
     assert torch.equal(single.bfloat16(), half)
-    guided = combine(x[:2, None], True, torch.full((1, 1, 1), 3.0))
+    guided = combine(*x[:2, None].float().chunk(2), torch.full((1, 1, 1), 3.0))
     assert torch.equal(guided[0, 0], x[1].float() + 3 * (x[0].float() - x[1].float()))
 
 

@@ -50,7 +50,7 @@ def test_every_step_as_the_scheduler_class_rounds_it(data, native, shift, steps)
     assert schedule.sigmas == tuple(stock.sigmas.tolist())
     generator = torch.Generator().manual_seed(0)
     sample = torch.randn(1, 3, 7, generator=generator)
-    ours = UniPC(sample[0], unipc_coefficients(schedule))
+    ours = UniPC(sample[0], unipc_coefficients(schedule, torch))
     for t in stock.timesteps:
         velocity = torch.randn(1, 3, 7, generator=generator)
         sample = stock.step(velocity, t, sample, return_dict=False)[0]

@@ -13,8 +13,8 @@ from reasoner.conftest import KINDS, QUESTION
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.engine.sequence import rope_tables, text_positions
-from strands_cosmos3.engine.transformer import rotate
+from strands_cosmos3.engine.sequence import text_positions
+from strands_cosmos3.engine.transformer import rope_tables, rotate
 from strands_cosmos3.errors import ConfigError, LayoutError, PreflightError, WeightsError
 from strands_cosmos3.reasoner import loading
 from strands_cosmos3.reasoner.options import AskOptions

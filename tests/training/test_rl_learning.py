@@ -27,7 +27,7 @@ from strands_cosmos3.backends.native import EngineBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
-from strands_cosmos3.engine.request import starting_noise
+from strands_cosmos3.engine.denoising import starting_noise
 from strands_cosmos3.engine.sampler import UniPC, unipc_coefficients
 from strands_cosmos3.engine.weights import HEAD_KEYS
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError
@@ -266,12 +266,12 @@ def test_windows_are_what_the_engine_read(explored):
     batch = learn._batch(np.array([0]), np.array([0]), plain=False)
     schedule = learn._checkpoint.scheduler.schedule(3, 5.0, False)
     seed, config = settings.plan()[0].noise_seed(None), learn.policy.transformer.config
-    rows = starting_noise(None, seed, (17, config.action_dim), "noise", None)[None]
+    rows = starting_noise(None, seed, torch.zeros(17, config.action_dim), "noise")[None]
     noised = add_noise(batch, config, FlowConfig(), torch.Generator(), torch.ones(1))
     vision, given = noised.streams
     free = torch.zeros_like(given.tokens)
     free[:, 1:, :10] = 1
-    action = UniPC(torch.where(free > 0, rows, given.tokens), unipc_coefficients(schedule))
+    action = UniPC(torch.where(free > 0, rows, given.tokens), unipc_coefficients(schedule, torch))
     with torch.no_grad():
         for sigma in learn.sigmas:
             streams = vision, replace(given, tokens=action.sample)

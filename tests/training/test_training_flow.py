@@ -18,10 +18,9 @@ from strands_cosmos3.engine.sequence import (
     SequenceLayout,
     generation_positions,
     patchify,
-    rope_tables,
     text_positions,
 )
-from strands_cosmos3.engine.transformer import side_by_side
+from strands_cosmos3.engine.transformer import rope_tables, side_by_side
 from strands_cosmos3.training import matching
 from strands_cosmos3.training.flow import read_prompts, velocity
 from strands_cosmos3.training.matching import (
@@ -115,7 +114,7 @@ def test_the_target_takes_the_engines_sampler_to_the_clean_rows(policy):
     what was clean.
     """
     batch = batch_of(frames=1)
-    steps = unipc_coefficients(SchedulerConfig(False).schedule(4, 5.0, False))
+    steps = unipc_coefficients(SchedulerConfig(False).schedule(4, 5.0, False), torch)
     noised = add_noise(
         batch,
         policy.transformer.config,
