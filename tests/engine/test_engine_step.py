@@ -150,6 +150,26 @@ def test_frames_that_are_wanted_are_the_first_of_all(checkpoints):
     assert [one["pixels"].shape[2] if "pixels" in one else 0 for one in batch] == [5, 0, 9]
 
 
+@pytest.mark.parametrize(("frames", "latents"), [(0, 1), (1, 1), (5, 2), (9, 3)])
+def test_the_last_step_computes_the_tokens_that_are_wanted_and_no_others(
+    checkpoints, seeded, monkeypatch, frames, latents
+):
+    decoding = Cosmos3Engine.from_pretrained(checkpoints["silu"], decode_video=True)
+    computed, velocity = [], decoding.transformer.velocity
+    monkeypatch.setattr(
+        decoding.transformer,
+        "velocity",
+        lambda *arguments: computed.append(arguments[-1]) or velocity(*arguments),
+    )
+    decoding.step(replace(seeded, decode_frames=frames, return_video=False))
+    of_frame = 3 * 4
+    rows = slice(0, CHUNK)
+    assert computed == [
+        [slice(of_frame, 3 * of_frame), rows],
+        [slice(of_frame, latents * of_frame), rows],
+    ]
+
+
 def test_pixels_need_the_decoder(checkpoints, seeded):
     with pytest.raises(InputError, match=r"decode_frames is 5.*decode_video=True"):
         engine(checkpoints["silu"], torch.float32).step(replace(seeded, decode_frames=5))

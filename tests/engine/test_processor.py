@@ -16,7 +16,7 @@ from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.embodiments import DROID_RIG, WIRE_GRIPPER, Sampling
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.metadata import StateRow
-from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
+from strands_cosmos3.engine.processor import Clip, Cosmos3PolicyProcessor
 from strands_cosmos3.errors import (
     ActionOutOfRangeError,
     ActionSpaceError,
@@ -409,6 +409,28 @@ def test_a_state_in_degrees_millimetres_or_per_cent_is_refused(make, joints, sta
     made = make(action_space="joint_pos") if joints else make(state_row=scale)
     with pytest.raises(InputError, match="where 10 is the most: metres, rad"):
         made.preprocess(call(picture(), state=state))
+
+
+@pytest.mark.parametrize(("value", "error"), [(float("nan"), NonFiniteError), (1.6, InputError)])
+def test_a_clip_of_pixels_that_cannot_be_is_refused(value, error):
+    """Requests trust a clip's."""
+    pixels = torch.zeros(1, 3, 1, 16, 16)
+    pixels[0, 2, 0, 15, 15] = value
+    with pytest.raises(error, match="cond_video_pixels"):
+        Clip(pixels, (16, 16))
+
+
+def test_a_prefix_leaves_a_row_to_answer(plain, make):
+    """And is no longer than the rows that are declared."""
+    for processor, longest in (
+        (plain, plain.settings().action_chunk - 1),
+        (make(prefix_rows=3), 3),
+    ):
+        rows = np.full((longest + 1, 10), 0.5)
+        made = processor.preprocess(call(picture(), action_prefix=rows[:longest]))
+        assert len(made.action_prefix) == longest
+        with pytest.raises(InputError, match=f"this checkpoint takes {longest} of a chunk"):
+            processor.preprocess(call(picture(), action_prefix=rows))
 
 
 def test_joint_pos_state_and_gripper(make):
