@@ -345,7 +345,7 @@ def engines() -> Iterator[Call]:
     yield Call(package.Cosmos3ActionRequest, fields)
     yield Call(
         package.ParallelConfig,
-        {"tp_size": 1, "cfg_size": 1, "vae_split": "exact", "timeout_s": 1.0},
+        {"tp_size": 1, "cfg_size": 1, "sp_size": 1, "vae_split": "exact", "timeout_s": 1.0},
     )
     yield Call(package.pixel_to_latent_shape, {"frames": 5, "height": 32, "width": 32})
     yield Call(

@@ -261,7 +261,7 @@ class Cosmos3Engine(Closeable):
         device = torch_device(device or options.device or "cpu")
         dtype = dtype or options.dtype
         decode_video = decode_video or options.decode_video
-        options.require_runnable(device.type, 1 if parallel is None else parallel.tp_size)
+        options.require_runnable(device.type, 1 if parallel is None else parallel.layer_ranks)
         if dtype == "auto" and parallel is not None and parallel.ranks > 1:
             raise ConfigError(
                 "dtype 'auto' could differ between ranks; name one: bfloat16 or float32."
@@ -705,8 +705,8 @@ class Cosmos3Engine(Closeable):
         if len(of.members) < len(state[0]):
             state = [torch.stack([each[member] for member in of.members]) for each in state]
         *tokens, noisy = state
-        velocities = self.transformer.velocity(
-            tokens, time, noisy, of.rope, of.texts, of.head, groups
+        velocities = self.parallel_context.velocity(
+            self.transformer, tokens, time, noisy, of.rope, of.texts, of.head, groups
         )
         if not of.guided:
             return [velocity.float() for velocity in velocities]

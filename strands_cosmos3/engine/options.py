@@ -79,8 +79,8 @@ class EngineOptions:
         text = f"{digest} {self.quantize} {self.quantize_text}"
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def require_runnable(self, device: str, tp_size: int = 1) -> None:
-        """Raise a ConfigError if a kind of device, or layers that are split over ranks, cannot
+    def require_runnable(self, device: str, layer_ranks: int = 1) -> None:
+        """Raise a ConfigError if a kind of device, or ranks that exchange within layers, cannot
         run these options.
         """
         if self.cuda_graphs and device != "cuda":
@@ -88,8 +88,8 @@ class EngineOptions:
                 f"cuda_graphs needs a CUDA device, and the device is {device!r}; leave it out, or "
                 "use device='cuda'."
             )
-        if self.compile and tp_size > 1:
+        if self.compile and layer_ranks > 1:
             raise ConfigError(
-                f"compile does not reach across the ranks of tp_size={tp_size}; leave it out, or "
-                "use cfg_size alone."
+                f"compile does not reach across the {layer_ranks} ranks that tp_size and sp_size "
+                "make; leave it out, or use cfg_size alone."
             )

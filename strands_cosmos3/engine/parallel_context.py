@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.transformer import Cosmos3Transformer
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
 from strands_cosmos3.engine.weight_files import Shard, unsharded
 
 # of each stream [B, tokens, P]; B branches of guidance
@@ -54,6 +54,22 @@ class ParallelContext:
     def parallelize_vae(self, vae: Vae) -> Vae:
         """The VAE, with its work shared by the ranks."""
         return vae
+
+    def velocity(
+        self,
+        transformer: Cosmos3Transformer,
+        tokens: Sequence[torch.Tensor],
+        time_D: torch.Tensor,
+        noisy_N1: torch.Tensor,
+        rope: Rope,
+        texts: Sequence[TextKV],
+        head: ActionHead,
+        groups: Sequence[slice],
+    ) -> Velocities:
+        """The velocities of this rank's branches at one step, on every rank; arguments as in
+        :meth:`Cosmos3Transformer.velocity`.
+        """
+        return transformer.velocity(tokens, time_D, noisy_N1, rope, texts, head, groups)
 
     def exchange(self, velocities: Velocities) -> Velocities:
         """The velocities of both branches on every rank, from those that each rank computed."""

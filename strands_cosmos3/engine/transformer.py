@@ -36,6 +36,8 @@ KeysValues = tuple[torch.Tensor, torch.Tensor]
 Attend = Callable[[torch.Tensor], torch.Tensor]
 # from a layer's own keys and values [..., k, N, d]
 Attention = Callable[[torch.Tensor, torch.Tensor], Attend]
+# of a layer: from its keys and values of each prompt, and its own
+PromptAttention = Callable[[Sequence[KeysValues], torch.Tensor, torch.Tensor], Attend]
 ALL_TOKENS = (slice(None),)
 _CPU_BLOCK_ROWS = 1024
 
@@ -396,6 +398,42 @@ class TimeEmbedder(nn.Module):
         return self.linear_2(F.silu(self.linear_1(sinusoid)))
 
 
+def grouped_attention(
+    q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False
+) -> torch.Tensor:
+    """Attention [h, N, d] with grouped heads; a leading B may stand before every shape."""
+    if q_hNd.ndim == 4:
+        return F.scaled_dot_product_attention(
+            q_hNd, k_kMd, v_kMd, is_causal=causal, enable_gqa=True
+        )
+    return F.scaled_dot_product_attention(
+        q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True
+    )[0]
+
+
+def over_prompts(
+    prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
+) -> Attend:
+    """Attention of each branch over its own prompt and its own tokens. No mask hides anything, so
+    that torch takes the fastest kernel that the device has.
+    """
+    sizes = [len(keys) for keys, _ in prompts]
+    own = zip(keys_BkNd.split(sizes), values_BkNd.split(sizes), strict=True)
+    memory = [
+        [torch.cat(pair, dim=-2) for pair in zip(prompt, tokens, strict=True)]
+        for prompt, tokens in zip(prompts, own, strict=True)
+    ]
+
+    def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
+        outputs = [
+            grouped_attention(queries, keys, values)
+            for queries, (keys, values) in zip(queries_BhNd.split(sizes), memory, strict=True)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    return attend
+
+
 class Cosmos3Transformer(nn.Module):
     """Both towers and the projections of tokens; the caller passes the action head, since one of
     32 is in use.
@@ -451,6 +489,7 @@ class Cosmos3Transformer(nn.Module):
         texts: Sequence[TextKV],
         head: ActionHead,
         groups: Sequence[slice],
+        attention: PromptAttention = over_prompts,
     ) -> tuple[torch.Tensor, ...]:
         """Velocities of one denoising step, [B, tokens, P] for each stream's group of tokens.
 
@@ -462,6 +501,7 @@ class Cosmos3Transformer(nn.Module):
             rope: Cosine and sine [B, N, d]; positions depend on the length of a branch's prompt.
             texts: The B prompts, see :func:`side_by_side`.
             groups: Those tokens of each stream whose velocity is wanted.
+            attention: What a layer's tokens attend to.
 
         A leading R is allowed, for several requests: B is then R or 2 R, with the prompts of one
         branch after the other's.
@@ -471,7 +511,7 @@ class Cosmos3Transformer(nn.Module):
         # in one layout for any number of branches, so that compiled layers are one graph
         x_BND = x_RND.expand(branches, *x_RND.shape).flatten(0, -3).contiguous()
         attentions = [
-            partial(_over_prompts, prompts)
+            partial(attention, prompts)
             for prompts in zip(*(text.layers for text in texts), strict=True)
         ]
         firsts = accumulate((state.shape[-2] for state in tokens[:-1]), initial=0)
@@ -480,42 +520,6 @@ class Cosmos3Transformer(nn.Module):
             for first, group in zip(firsts, groups, strict=True)
         ]
         return self.project(self.generation(x_BND, rope, attentions, of_sequence), head)
-
-
-def grouped_attention(
-    q_hNd: torch.Tensor, k_kMd: torch.Tensor, v_kMd: torch.Tensor, causal: bool = False
-) -> torch.Tensor:
-    """Attention [h, N, d] with grouped heads; a leading B may stand before every shape."""
-    if q_hNd.ndim == 4:
-        return F.scaled_dot_product_attention(
-            q_hNd, k_kMd, v_kMd, is_causal=causal, enable_gqa=True
-        )
-    return F.scaled_dot_product_attention(
-        q_hNd[None], k_kMd[None], v_kMd[None], is_causal=causal, enable_gqa=True
-    )[0]
-
-
-def _over_prompts(
-    prompts: Sequence[KeysValues], keys_BkNd: torch.Tensor, values_BkNd: torch.Tensor
-) -> Attend:
-    """Attention of each branch over its own prompt and its own tokens. No mask hides anything, so
-    that torch takes the fastest kernel that the device has.
-    """
-    sizes = [len(keys) for keys, _ in prompts]
-    own = zip(keys_BkNd.split(sizes), values_BkNd.split(sizes), strict=True)
-    memory = [
-        [torch.cat(pair, dim=-2) for pair in zip(prompt, tokens, strict=True)]
-        for prompt, tokens in zip(prompts, own, strict=True)
-    ]
-
-    def attend(queries_BhNd: torch.Tensor) -> torch.Tensor:
-        outputs = [
-            grouped_attention(queries, keys, values)
-            for queries, (keys, values) in zip(queries_BhNd.split(sizes), memory, strict=True)
-        ]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-    return attend
 
 
 def _part(rope: Rope, group: slice) -> Rope:

@@ -183,7 +183,7 @@ class Settings:
             )
         if sharded:
             device = "cuda" if self.num_gpus else "cpu"
-            policy.engine.require_runnable(device, policy.parallel.tp_size)
+            policy.engine.require_runnable(device, policy.parallel.layer_ranks)
             if policy.engine.device is not None:
                 raise ConfigError(
                     f"device {policy.engine.device!r}: num_gpus decides where replicas run; leave "

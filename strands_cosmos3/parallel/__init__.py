@@ -1,4 +1,4 @@
-"""One engine on several ranks: tensor parallelism times guidance parallelism, over
+"""One engine on several ranks: tensor times sequence times guidance parallelism, over
 torch.distributed.
 
 ::
@@ -6,6 +6,7 @@ torch.distributed.
     config.py        ParallelConfig: the degrees, checked before loading; RankOptions
     collectives.py   process groups, their exchanges and traffic counters
     mesh.py          Mesh: one rank's position in the groups, and its slices of the weights
+    shared_sequence.py   the sequence divided by tokens, and within attention by heads
     sharded_vae.py   the VAE over width shards (exact) or overlapping tiles
     payload.py       requests and results as bytes: safetensors and JSON, never pickle
     group.py         RankGroup: supervises ranks, and ends all of them together

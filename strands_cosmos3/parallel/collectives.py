@@ -80,6 +80,16 @@ class Group:
         """
         return torch.cat(_cut(self.gather(_padded(x, max(widths)), kind), widths), dim=-1)
 
+    def swap(self, x: torch.Tensor, kind: str) -> torch.Tensor:
+        """Send x[r] of x [ranks, ...] to rank r; return what all ranks sent to this one, in rank
+        order.
+        """
+        self._traffic.add(kind, x)
+        received = torch.empty_like(x)
+        with naming_lost_ranks(kind):
+            dist.all_to_all_single(received, x, group=self._group)
+        return received
+
     def collect(
         self, x: torch.Tensor, widths: Sequence[int], kind: str
     ) -> list[torch.Tensor] | None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VaeSplit = Literal["exact", "tiles", "off"]
 VAE_SPLITS = get_args(VaeSplit)
-DEGREES = {"tp": "tp_size", "cfg": "cfg_size"}
+DEGREES = {"tp": "tp_size", "cfg": "cfg_size", "sp": "sp_size"}
 """Flag of each degree of parallelism -> the field of :class:`ParallelConfig`; they multiply."""
 
 
@@ -28,7 +28,7 @@ DEGREES = {"tp": "tp_size", "cfg": "cfg_size"}
 class ParallelConfig:
     """How one engine is divided among ranks.
 
-    Rank number = cfg_rank * tp_size + tp_rank.
+    Rank number = (cfg_rank * sp_size + sp_rank) * tp_size + tp_rank.
 
     Raises:
         InputError: A degree, the split or the time limit is not valid.
@@ -39,7 +39,11 @@ class ParallelConfig:
     """Ranks that split every layer."""
     cfg_size: int = option(1, "distributed", flag="cfg")
     """2 computes the conditional and the unconditional pass of guidance on two groups of ranks; 1
-    on one. The degrees multiply: tp x cfg processes are needed.
+    on one. The degrees multiply: tp x cfg x sp processes are needed.
+    """
+    sp_size: int = option(1, "distributed", flag="sp")
+    """Ranks that split the sequence of pictures and actions, and each keep all weights: for long
+    sequences, and where tensor parallelism sends too much.
     """
     vae_split: VaeSplit = option("exact", "distributed")
     """How all ranks share the VAE: exact splits the width into shards that exchange halos; tiles
@@ -54,6 +58,7 @@ class ParallelConfig:
         typed_fields(self)
         whole_number(self.tp_size, "tp_size", 1)
         whole_number(self.cfg_size, "cfg_size", 1, 2)  # guidance has two passes
+        whole_number(self.sp_size, "sp_size", 1)
         if self.world_size not in (None, self.ranks):
             raise ConfigError(
                 f"world_size is {self.world_size!r}; {self} makes {self.ranks}: leave world_size "
@@ -63,22 +68,33 @@ class ParallelConfig:
         positive(self.timeout_s, "timeout_s")
 
     def __str__(self) -> str:
-        return " x ".join(f"{flag}={getattr(self, name)}" for flag, name in DEGREES.items())
+        degrees = self.degrees
+        named = {flag: degrees[name] for flag, name in DEGREES.items() if name in degrees}
+        return " x ".join(f"{flag}={size}" for flag, size in named.items())
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Number of ranks along each degree, by the name of its field."""
-        return {name: getattr(self, name) for name in DEGREES.values()}
+        """Number of ranks along each degree, by the name of its field. ``sp_size`` is left out
+        where it is 1, so that what records without it identify stays the same.
+        """
+        sizes = {name: getattr(self, name) for name in DEGREES.values()}
+        return {name: size for name, size in sizes.items() if name != "sp_size" or size > 1}
 
     @property
     def ranks(self) -> int:
         """Total number of ranks."""
         return math.prod(self.degrees.values())
 
+    @property
+    def layer_ranks(self) -> int:
+        """Number of ranks that exchange within a layer."""
+        return self.tp_size * self.sp_size
+
     @typed()
-    def coordinates(self, rank: int) -> tuple[int, int]:
-        """Return (cfg_rank, tp_rank) of a rank."""
-        return divmod(rank, self.tp_size)
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """Return (cfg_rank, sp_rank, tp_rank) of a rank."""
+        others, tp_rank = divmod(rank, self.tp_size)
+        return (*divmod(others, self.sp_size), tp_rank)
 
     @typed()
     def check_world(self, world_size: int) -> None:
@@ -93,8 +109,10 @@ class ParallelConfig:
     def check_transformer(self, config: TransformerConfig) -> None:
         """Raise a ConfigError that lists the valid degrees if a transformer cannot be split so."""
         from strands_cosmos3.parallel.mesh import require_tp_size
+        from strands_cosmos3.parallel.shared_sequence import require_sp_size
 
         require_tp_size(config, self.tp_size)
+        require_sp_size(config, self.tp_size, self.sp_size)
 
     def torchrun_line(self) -> str:
         """Return the command that starts :attr:`ranks` processes."""
@@ -117,7 +135,8 @@ class ParallelConfig:
         self.check_world(world_size())
         if self.ranks == 1:
             return SingleProcess(device)
-        return Mesh(self.tp_size, self.cfg_size, self.vae_split, device, self.timeout_s)
+        degrees = self.cfg_size, self.sp_size, self.tp_size
+        return Mesh(degrees, self.vae_split, device, self.timeout_s)
 
 
 @dataclass(frozen=True)

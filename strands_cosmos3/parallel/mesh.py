@@ -1,5 +1,5 @@
-"""One rank's position in the tensor-parallel and guidance-parallel groups, and the slice of each
-stored weight that it keeps.
+"""One rank's position in the groups of tensor, sequence and guidance parallelism, and the slice of
+each stored weight that it keeps.
 
 The model itself is unchanged. Query, key, value, gate and up projections are split by rows (each
 rank has its own heads and neurons), ``out`` and ``down`` by columns (each rank's output is a
@@ -13,7 +13,7 @@ ranks``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
-from strands_cosmos3.engine.transformer import Cosmos3Transformer, Mlp
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Mlp, Rope, TextKV
 from strands_cosmos3.engine.weight_files import Shard, Slices
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import (
@@ -34,6 +34,7 @@ from strands_cosmos3.parallel.collectives import (
     require_same_checkpoint,
 )
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
+from strands_cosmos3.parallel.shared_sequence import SharedSequence, own_heads, require_sp_size
 
 _ROWS = re.compile(r".*\.(to_q|add_q_proj|gate_proj|up_proj)\.(weight|bias)")
 _KEY_HEADS = re.compile(r".*\.(to_k|to_v|add_k_proj|add_v_proj)\.(weight|bias)")
@@ -92,12 +93,16 @@ class Mesh(ParallelContext):
     """The parallel context of one rank among several; see
     :class:`~strands_cosmos3.parallel.config.ParallelConfig`.
 
-    It joins the process group that there is, or makes that of torchrun and destroys it on
-    :meth:`close`. ``traffic``: what this rank sent.
+    ``degrees`` are cfg_size, sp_size and tp_size. It joins the process group that there is, or
+    makes that of torchrun and destroys it on :meth:`close`. ``traffic``: what this rank sent.
     """
 
     def __init__(
-        self, tp_size: int, cfg_size: int, vae_split: str, device: torch.device, timeout_s: float
+        self,
+        degrees: tuple[int, int, int],
+        vae_split: str,
+        device: torch.device,
+        timeout_s: float,
     ):
         self.device = own_device(device)
         self._owns_world = not dist.is_initialized()
@@ -105,12 +110,13 @@ class Mesh(ParallelContext):
             connect(self.device, timeout_s, "env://")
         self.traffic = Traffic()
         self._vae_split = vae_split
-        mesh = init_device_mesh(device.type, (cfg_size, tp_size), mesh_dim_names=("cfg", "tp"))
+        mesh = init_device_mesh(device.type, degrees, mesh_dim_names=("cfg", "sp", "tp"))
         self.rank = dist.get_rank()
         self.tp = Group(mesh.get_group("tp"), self.traffic)
+        self.sp = Group(mesh.get_group("sp"), self.traffic)
         self.cfg = Group(mesh.get_group("cfg"), self.traffic)
         self.all = Group(dist.group.WORLD, self.traffic)
-        if cfg_size > 1:
+        if self.cfg.size > 1:
             self.branches = (self.cfg.rank,)
 
     def require_same_checkpoint(self, digest: Callable[[], str]) -> None:
@@ -120,12 +126,19 @@ class Mesh(ParallelContext):
     def sharding(self, config: TransformerConfig) -> Shard:
         """See :meth:`ParallelContext.sharding`."""
         require_tp_size(config, self.tp.size)
+        require_sp_size(config, self.tp.size, self.sp.size)
         return lambda key, shape: shard_slices(key, shape, config, self.tp.rank, self.tp.size)
 
     def parallelize(self, transformer: Cosmos3Transformer) -> None:
         """Add the sums over ranks to a model of sharded weights: after each attention projection
-        and after each MLP.
+        and after each MLP. Of a prompt's keys and values keep those that this rank's heads read.
         """
+        if self.sp.size > 1:
+
+            def keep_own(_module: torch.nn.Module, _inputs: Any, output: TextKV) -> TextKV:
+                return own_heads(output, self.sp)
+
+            transformer.text.register_forward_hook(keep_own)
         group = self.tp
         if group.size == 1:
             return
@@ -153,19 +166,44 @@ class Mesh(ParallelContext):
         """See :meth:`ParallelContext.parallelize_vae`."""
         return ShardedVae(vae, self.all, self._vae_split)
 
+    def velocity(
+        self,
+        transformer: Cosmos3Transformer,
+        tokens: Sequence[torch.Tensor],
+        time_D: torch.Tensor,
+        noisy_N1: torch.Tensor,
+        rope: Rope,
+        texts: Sequence[TextKV],
+        head: ActionHead,
+        groups: Sequence[slice],
+    ) -> Velocities:
+        """See :meth:`ParallelContext.velocity`. Each rank of a sequence-parallel group computes its
+        own tokens; the velocities that are wanted travel in one packed exchange.
+        """
+        if self.sp.size == 1:
+            return super().velocity(
+                transformer, tokens, time_D, noisy_N1, rope, texts, head, groups
+            )
+        shared = SharedSequence(self.sp, tuple(stream.shape[-2] for stream in tokens))
+        own = transformer.velocity(
+            [shared.own(stream) for stream in tokens],
+            time_D,
+            shared.own_of_all(noisy_N1),
+            (shared.own_of_all(rope[0]), shared.own_of_all(rope[1])),
+            texts,
+            head,
+            [shared.own_group(group) for group in groups],
+            shared.attention,
+        )
+        return shared.whole_groups(_gathered(own, self.sp, "velocity"), groups)
+
     def exchange(self, velocities: Velocities) -> Velocities:
         """Gather both branches' velocities in one packed exchange between the two guidance
         groups.
         """
         if self.cfg.size == 1:
             return velocities
-        packed = torch.cat([velocity.flatten(1) for velocity in velocities], dim=1)
-        branches = torch.cat(self.cfg.gather(packed, "guidance"))
-        parts = branches.split([velocity[0].numel() for velocity in velocities], dim=1)
-        return tuple(
-            part.unflatten(1, velocity.shape[1:])
-            for part, velocity in zip(parts, velocities, strict=True)
-        )
+        return tuple(part.flatten(0, 1) for part in _gathered(velocities, self.cfg, "guidance"))
 
     def barrier(self) -> None:
         """See :meth:`ParallelContext.barrier`."""
@@ -176,3 +214,14 @@ class Mesh(ParallelContext):
         """Destroy the process group, if it was made for this mesh."""
         if self._owns_world and dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _gathered(velocities: Velocities, group: Group, kind: str) -> list[torch.Tensor]:
+    """[ranks, B, tokens, P] of each stream, packed into one exchange."""
+    packed = torch.cat([velocity.flatten(1) for velocity in velocities], dim=1)
+    sizes = [velocity[0].numel() for velocity in velocities]
+    parts = torch.stack(group.gather(packed, kind)).split(sizes, dim=-1)
+    return [
+        part.unflatten(-1, velocity.shape[1:])
+        for part, velocity in zip(parts, velocities, strict=True)
+    ]

@@ -63,7 +63,7 @@ class RankGroupEngine:
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         parallel.check_transformer(checkpoint.config)
         device = torch.device(options.engine.device or "cpu")
-        options.engine.require_runnable(device.type, parallel.tp_size)
+        options.engine.require_runnable(device.type, parallel.layer_ranks)
         if told("WORLD_SIZE", 1) > 1:
             ranks = LaunchedRanks(folder, parallel, options)
             return cls(checkpoint, options.engine.decode_video, ranks)

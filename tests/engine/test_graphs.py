@@ -249,10 +249,11 @@ def test_compile_asks_for_inductors_code_of_the_layers(checkpoints, monkeypatch)
 def test_options_are_checked_before_anything_is_loaded():
     with pytest.raises(ConfigError, match="cuda_graphs needs a CUDA device"):
         Cosmos3Engine.from_pretrained("nowhere", options=EngineOptions(cuda_graphs=True))
-    with pytest.raises(ConfigError, match="tp_size=2"):
-        Cosmos3Engine.from_pretrained(
-            "nowhere", options=EngineOptions(compile=True), parallel=ParallelConfig(2)
-        )
+    for degrees in (ParallelConfig(tp_size=2), ParallelConfig(sp_size=2)):
+        with pytest.raises(ConfigError, match="the 2 ranks that tp_size and sp_size make"):
+            Cosmos3Engine.from_pretrained(
+                "nowhere", options=EngineOptions(compile=True), parallel=degrees
+            )
     with pytest.raises(InputError, match="text_cache_bytes"):
         EngineOptions(text_cache_bytes=-1)
     with pytest.raises(InputError, match="compile must be"):

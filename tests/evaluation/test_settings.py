@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there(tmp_path):
         ({"compile": True}, "compile belongs to backend native"),
         ({"model": "c", "text_cache_bytes": -1}, "text_cache_bytes"),
         ({"model": "c", "total_shard": 1, "cuda_graphs": True}, "cuda_graphs needs a CUDA device"),
-        ({"model": "c", "num_gpus": 2, "tp": 2, "compile": True}, "tp_size=2"),
+        ({"model": "c", "num_gpus": 2, "tp": 2, "compile": True}, "the 2 ranks"),
         ({"num_gpus": 2}, "replicas run backend 'native'"),
         ({"model": "c", "num_gpus": 2, "device": "cuda"}, "num_gpus decides where"),
         ({"model": "c", "num_gpus": 2, "cfg": 2, "guidance_scale": 1}, "no second pass"),
@@ -225,7 +225,13 @@ def test_the_folder_states_degrees_and_replicas():
     assert "total_shard" not in written
     identity = settings.identity(settings.plan()[0])
     assert (identity["tp_size"], identity["cfg_size"], identity["on_gpu"]) == (2, 2, True)
-    assert identity["policy"].keys().isdisjoint({"tp", "cfg"})
+    assert identity["policy"].keys().isdisjoint({"tp", "cfg", "sp"})
+    assert "sp_size" not in identity
+    shared = make_settings({"tasks": "reach", "model": "c", "num_gpus": 8, "tp": 2, "sp": 2})
+    assert (shared.to_dict()["topology"]["sp_size"], shared.topology.replicas) == (2, 2)
+    identity = shared.identity(shared.plan()[0])
+    assert identity["sp_size"] == 2
+    assert identity["policy"].keys().isdisjoint({"tp", "cfg", "sp"})
 
 
 @pytest.fixture

@@ -20,13 +20,16 @@ from helpers.memory import peak_growth
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.parallel.collectives import Traffic
 from strands_cosmos3.parallel.config import ParallelConfig
+from strands_cosmos3.parallel.payload import decode_requests, encode_requests
 from strands_cosmos3.training import loop
 
 COLUMNS = 11
 ROWS = 4
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 TRAFFIC = ("messages", "payload")
+RESULTS = ("action", "video", "pixels")
 
 
 def question(
@@ -63,9 +66,9 @@ def question(
 
 
 @cache
-def engine(folder, tp=1, cfg=1, decode=True, split="exact", dtype="float32", quantize=None):
+def engine(folder, tp=1, cfg=1, sp=1, decode=True, split="exact", dtype="float32", quantize=None):
     """One engine for each set of arguments and process; in a group, one rank of it."""
-    parallel = None if tp * cfg == 1 else ParallelConfig(tp, cfg, split)
+    parallel = ParallelConfig(tp, cfg, sp, split) if tp * cfg * sp > 1 else None
     return Cosmos3Engine.from_pretrained(
         folder,
         dtype=getattr(torch, dtype),
@@ -79,13 +82,22 @@ def step(asked, **which):
     """A whole inference: action, video latents, pixels where this rank keeps them, and what was
     sent for it.
     """
+    (found,) = answers((encode_requests([question(**asked)]),), **which)
+    return found
+
+
+def answers(batches, **which):
+    """The same for the requests of several batches, each as bytes; what was sent is that of a
+    batch.
+    """
     loaded = engine(**which)
-    if which.get("tp", 1) * which.get("cfg", 1) > 1:
-        loaded.parallel_context.traffic.clear()
-    result = loaded.step(question(**asked))
-    found = {name: result[name].numpy() for name in ("action", "video", "pixels") if name in result}
-    if which.get("tp", 1) * which.get("cfg", 1) > 1:
-        found |= {name: dict(getattr(loaded.parallel_context.traffic, name)) for name in TRAFFIC}
+    traffic = getattr(loaded.parallel_context, "traffic", Traffic())
+    found = []
+    for batch in batches:
+        traffic.clear()
+        for result in loaded.step_batch(decode_requests(batch)):
+            kept = {name: result[name].numpy() for name in RESULTS if name in result}
+            found.append(kept | {name: dict(getattr(traffic, name)) for name in TRAFFIC})
     return found
 
 

@@ -22,6 +22,7 @@ NANO = TransformerConfig(4096, 36, 32, 8, 128, 12288, 151936, 64)
         ({"tp_size": 2.0}, "tp_size must be a whole number, got float"),
         ({"tp_size": True}, "tp_size must be a whole number, got bool"),
         ({"cfg_size": 3}, "cfg_size must be a whole number from 1 to 2, got 3"),
+        ({"sp_size": 0}, "sp_size must be a whole number of at least 1, got 0"),
         ({"vae_split": "height"}, "vae_split 'height'.*exact, off, tiles"),
         ({"timeout_s": float("inf")}, "timeout_s must be a finite number above zero"),
         ({"world_size": "4", "tp_size": 4}, "world_size must be"),
@@ -37,6 +38,7 @@ def test_impossible_values(given, said):
     [
         ({"world_size": 8, "tp_size": 2}, "world_size is 8; tp=2 x cfg=1 makes 2"),
         ({"world_size": 2, "tp_size": 2, "cfg_size": 2}, "makes 4"),
+        ({"world_size": 2, "sp_size": 4}, "tp=1 x cfg=1 x sp=4 makes 4"),
     ],
 )
 def test_impossible_degrees(given, said):
@@ -53,12 +55,26 @@ def test_the_number_of_processes_may_be_stated():
 
 
 def test_a_rank_s_place():
-    assert [ParallelConfig(4, 2).coordinates(rank) for rank in (0, 3, 4, 7)] == [
-        (0, 0),
-        (0, 3),
-        (1, 0),
-        (1, 3),
+    """(cfg_rank, sp_rank, tp_rank)"""
+    degrees = ParallelConfig(tp_size=4, cfg_size=2, sp_size=3)
+    assert [degrees.coordinates(rank) for rank in (0, 3, 4, 11, 12, 23)] == [
+        (0, 0, 0),
+        (0, 0, 3),
+        (0, 1, 0),
+        (0, 2, 3),
+        (1, 0, 0),
+        (1, 2, 3),
     ]
+
+
+def test_one_rank_a_sequence_is_not_mentioned():
+    """So that what records of an evaluation identify stays the same."""
+    assert ParallelConfig(4, 2).degrees == {"tp_size": 4, "cfg_size": 2}
+    assert ParallelConfig(4, 2, 3).degrees == {"tp_size": 4, "cfg_size": 2, "sp_size": 3}
+    assert (str(ParallelConfig(4, 2)), ParallelConfig(4, 2).ranks) == ("tp=4 x cfg=2", 8)
+    assert ParallelConfig(4, 2, 3).torchrun_line() == (
+        "torchrun --nproc-per-node=24 -m strands_cosmos3 infer --tp=4 --cfg=2 --sp=3 ..."
+    )
 
 
 def test_the_world_is_checked_before_loading_and_the_error_holds_the_line_that_works(tmp_path):
@@ -84,6 +100,15 @@ def test_one_by_one_is_one_process(checkpoints, parallel):
 def test_a_degree_that_does_not_divide_lists_those_that_do(size):
     with pytest.raises(ConfigError, match=r"valid: 1, 2, 4, 8, 16, 32\."):
         require_tp_size(NANO, size)
+
+
+@pytest.mark.parametrize(
+    ("tp_size", "sp_size", "valid"),
+    [(1, 3, "1, 2, 4, 8, 16, 32"), (1, 64, "1, 2, 4, 8, 16, 32"), (8, 8, "1, 2, 4")],
+)
+def test_query_heads_that_cannot_be_divided_list_the_degrees_that_can(tp_size, sp_size, valid):
+    with pytest.raises(ConfigError, match=f"sp_size={sp_size} does not .*; valid: {valid}\\."):
+        ParallelConfig(tp_size, 1, sp_size).check_transformer(NANO)
 
 
 def test_key_heads_fewer_than_ranks():

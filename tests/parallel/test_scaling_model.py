@@ -22,17 +22,28 @@ def config_of(folder):
 
 @pytest.mark.parametrize(
     ("degrees", "interval", "guidance"),
-    [((1, 2), None, 3.0), ((2, 1), None, 3.0), ((2, 2), (960.0, 1001.0), 3.0), ((1, 4), None, 1.0)],
+    [
+        ((1, 2, 1), None, 3.0),
+        ((2, 1, 1), None, 3.0),
+        ((2, 2, 1), (960.0, 1001.0), 3.0),
+        ((1, 4, 1), None, 1.0),
+        ((1, 1, 2), None, 3.0),
+        ((2, 1, 2), (960.0, 1001.0), 3.0),
+        ((1, 2, 2), None, 3.0),
+        ((1, 1, 4), (960.0, 1001.0), 3.0),
+    ],
 )
 def test_exchanges_of_an_inference(harness, checkpoints, degrees, interval, guidance):
-    cfg, tp = degrees
-    parallel, config = ParallelConfig(tp, cfg), config_of(checkpoints["super"])
-    prompt = 50 + 10 * cfg + tp  # a prompt that no other test has asked: it is prefilled
+    cfg, tp, sp = degrees
+    parallel, config = ParallelConfig(tp, cfg, sp), config_of(checkpoints["super"])
+    # a prompt that no other test has asked: it is prefilled
+    prompt = 50 + 10 * cfg + tp + 20 * (sp - 1)
     asked = {"interval": interval, "guidance": guidance, "prompt": prompt}
-    which = {"folder": checkpoints["super"], "tp": tp, "cfg": cfg, "decode": False}
+    which = {"folder": checkpoints["super"], "tp": tp, "cfg": cfg, "sp": sp, "decode": False}
     # the negative prompt is known
-    ranks = harness.group(cfg * tp).run("step", asked={**asked, "prompt": prompt + 5}, **which)
-    ranks = harness.group(cfg * tp).run("step", asked=asked, **which)
+    group = harness.group(parallel.ranks)
+    group.run("step", asked={**asked, "prompt": prompt + 5}, **which)
+    ranks = group.run("step", asked=asked, **which)
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     guided = 0 if guidance == 1 else 3 if interval is None else 1
     work = Work(2 * per_frame + 4, 4, per_frame, 4, 3, guided, prompt=23)
@@ -93,24 +104,33 @@ def test_bytes_of_a_prompt(checkpoints):
     config = config_of(checkpoints["super"])
     engine = cases.engine(checkpoints["super"])
     text = engine.text_cache.get(tuple(range(30)))
-    assert text.nbytes == text_bytes(config, 1, 30, 4)
-    assert text_bytes(config, 8, 30, 4) == text.nbytes // 2  # two key heads: each rank keeps one
+    assert text.nbytes == text_bytes(config, ParallelConfig(), 30, 4)
+    # two key heads: each rank keeps one
+    for degrees in (ParallelConfig(8), ParallelConfig(sp_size=8), ParallelConfig(2, sp_size=4)):
+        assert text_bytes(config, degrees, 30, 4) == text.nbytes // 2
 
 
 @pytest.mark.parametrize(
-    ("kind", "degrees"), [("nano", (1, 1)), ("edge", (1, 1)), ("super", (1, 4)), ("nano", (2, 1))]
+    ("kind", "degrees"),
+    [
+        ("nano", (1, 1, 1)),
+        ("edge", (1, 1, 1)),
+        ("super", (1, 4, 1)),
+        ("nano", (2, 1, 1)),
+        ("super", (1, 1, 4)),
+        ("nano", (1, 2, 2)),
+    ],
 )
 def test_arithmetic_of_a_step(harness, checkpoints, kind, degrees):
     """Against torch's own count."""
-    cfg, tp = degrees
-    config = config_of(checkpoints[kind])
+    cfg, tp, sp = degrees
+    parallel, config = ParallelConfig(tp, cfg, sp), config_of(checkpoints[kind])
     per_frame = cases.ROWS // 2 * ((cases.COLUMNS + 1) // 2)
     work = Work(2 * per_frame + 4, 4, per_frame, 4, 1, 1)
-    which = {"folder": checkpoints[kind], "tp": tp, "cfg": cfg, "decode": False}
-    counted = (
-        [cases.flops(**which)] if cfg * tp == 1 else harness.group(cfg * tp).run("flops", **which)
-    )
-    assert counted == [step_flops(config, ParallelConfig(tp, cfg), work, prompt=23)] * (cfg * tp)
+    which = {"folder": checkpoints[kind], "tp": tp, "cfg": cfg, "sp": sp, "decode": False}
+    ranks = parallel.ranks
+    counted = [cases.flops(**which)] if ranks == 1 else harness.group(ranks).run("flops", **which)
+    assert counted == [step_flops(config, parallel, work, prompt=23)] * ranks
 
 
 def test_released_sizes():
