@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.resources import read_json, write_json, write_text
 
 PADS = ("<|image_pad|>", "<|video_pad|>")
@@ -59,7 +60,7 @@ def write_eyes(folder: Path, seed: int = 0, sizes: Mapping[str, Any] | None = No
     from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.initialization import no_init_weights
 
-    transformer = read_json(folder / "transformer/config.json", ValueError, "")
+    transformer = read_json(folder / "transformer/config.json", CheckpointError, "")
     config = _config(folder, transformer, sizes or {})
     write_json(folder / "config.json", config)
     kind = AutoConfig.from_pretrained(folder)
@@ -129,7 +130,7 @@ def _weight(name: str, shape: torch.Size, generator: torch.Generator) -> torch.T
 def _write_index(folder: Path, eyes: Mapping[str, torch.Tensor], edge: bool) -> None:
     """Write the list of weights that transformers reads: the text tower's and the encoder's."""
     index = folder / "transformer/diffusion_pytorch_model.safetensors.index.json"
-    stored = read_json(index, ValueError, "")["weight_map"]
+    stored = read_json(index, CheckpointError, "")["weight_map"]
     weight_map = {
         key: f"transformer/{file}"
         for key, file in stored.items()
