@@ -15,6 +15,7 @@ from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.sequence import text_positions
 from strands_cosmos3.engine.transformer import rope_tables, rotate
+from strands_cosmos3.engine.weight_files import WeightFiles
 from strands_cosmos3.errors import ConfigError, LayoutError, PreflightError, WeightsError
 from strands_cosmos3.reasoner import loading
 from strands_cosmos3.reasoner.options import AskOptions
@@ -204,6 +205,6 @@ def test_eyes_that_lead_out_of_the_folder_are_not_opened(copy, tmp_path):
 
 def test_too_little_memory_is_said_before_anything_is_read(seeing, monkeypatch):
     monkeypatch.setattr(loading, "available_bytes", lambda device: 1 << 20)
-    monkeypatch.setattr("strands_cosmos3.engine.weight_files.WeightFiles.parts", None)
+    monkeypatch.setattr(WeightFiles, "parts", None)
     with pytest.raises(PreflightError, match=r"has 0.00 GiB left, 0.\d\d GiB are needed"):
         Reasoner.from_pretrained(seeing["silu"])
