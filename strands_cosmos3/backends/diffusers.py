@@ -86,8 +86,8 @@ class DiffusersBackend(Backend):
                 f"backend 'diffusers' answers mode 'policy'; {str(request.mode)!r} "
                 "needs backend='native'."
             )
-        (asked,) = self._input([request], self.info.name)
-        if asked.guidance_interval is not None:
+        (engine_request,) = self._input([request], self.info.name)
+        if engine_request.guidance_interval is not None:
             raise BackendError(
                 "diffusers' pipeline guides every step; a guidance interval needs backend='native'."
             )
@@ -96,7 +96,7 @@ class DiffusersBackend(Backend):
                 f"diffusers' pipeline answers 'midtrain', not {request.action_space.name!r}."
             )
         started = time.perf_counter()
-        out = self._run(request, asked)
+        out = self._run(request, engine_request)
         total_ms = (time.perf_counter() - started) * 1e3
         video = None
         if self._decodes_video:
@@ -106,24 +106,27 @@ class DiffusersBackend(Backend):
             out.action[0].double().numpy(),
             request.action_space,
             request.embodiment,
-            fps=asked.fps,
+            fps=engine_request.fps,
             seed=request.seed,
             timing={"total_ms": total_ms},
             video=video,
             quantiles=self._input.quantiles(request),
         )
 
-    def _run(self, request: Request, asked: Cosmos3ActionRequest) -> Any:
+    def _run(self, request: Request, engine_request: Cosmos3ActionRequest) -> Any:
         from diffusers import UniPCMultistepScheduler  # pyright: ignore[reportPrivateImportUsage]
         from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import CosmosActionCondition
 
         pipe = self._pipe
-        flow = {"use_karras_sigmas": False, "flow_shift": asked.flow_shift}
+        flow = {"use_karras_sigmas": False, "flow_shift": engine_request.flow_shift}
         pipe.scheduler = cast("Any", UniPCMultistepScheduler).from_config(
             {**pipe.scheduler.config, **flow}
         )
-        assert asked.neg_text_ids is not None  # a processor made it
-        ids = [[int(i) for i in prompt[0]] for prompt in (asked.text_ids, asked.neg_text_ids)]
+        assert engine_request.neg_text_ids is not None  # a processor made it
+        ids = [
+            [int(i) for i in prompt[0]]
+            for prompt in (engine_request.text_ids, engine_request.neg_text_ids)
+        ]
 
         def tokenize(*_: Any, **__: Any) -> Any:
             return ids
@@ -131,7 +134,7 @@ class DiffusersBackend(Backend):
         pipe.tokenize_prompt = tokenize
         condition = CosmosActionCondition(
             mode="policy",
-            chunk_size=asked.action_chunk,
+            chunk_size=engine_request.action_chunk,
             domain_name=request.embodiment.name,
             resolution_tier=self._input.tier,
             image=Image.fromarray(np.array(request.composite)),
@@ -139,9 +142,9 @@ class DiffusersBackend(Backend):
         return pipe(
             prompt=request.instruction,  # of which tokenize_prompt makes nothing
             action=condition,
-            fps=asked.fps,
-            num_inference_steps=asked.num_inference_steps,
-            guidance_scale=asked.guidance_scale,
+            fps=engine_request.fps,
+            num_inference_steps=engine_request.num_inference_steps,
+            guidance_scale=engine_request.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._decodes_video else "latent",
         )

@@ -76,8 +76,8 @@ class ModelInput:
             InstructionError: A checkpoint that declares its language does not understand the
                 instruction.
         """
-        made: list[Cosmos3ActionRequest] = []
-        shown: list[tuple[Any, Clip]] = []
+        engine_requests: list[Cosmos3ActionRequest] = []
+        clips: list[tuple[Any, Clip]] = []
         for request in requests:
             require_acting(
                 self._checkpoint, request.embodiment, request.action_space, self._sampling.stated
@@ -87,11 +87,11 @@ class ModelInput:
             call = processor.settings(request.mode)
             picture = self._picture(request, processor, backend)
             state = self._state(request)
-            clip = next((clip for known, clip in shown if known is picture), None)
+            clip = next((clip for other, clip in clips if other is picture), None)
             if clip is None:
                 clip = processor.clip(call, picture)
-                shown.append((picture, clip))
-            asked = processor.request(
+                clips.append((picture, clip))
+            engine_request = processor.request(
                 call,
                 clip,
                 request.prompt or ("" if task is None else processor.caption(call, clip, task)),
@@ -99,8 +99,8 @@ class ModelInput:
                 cond_action=request.conditioning_actions,
                 action_prefix=request.action_prefix,
             )
-            made.append(
-                asked.sampled(
+            engine_requests.append(
+                engine_request.sampled(
                     self.sampling(request, recorded),
                     seed=request.seed,
                     use_karras_sigmas=not recorded and self._sampling.karras,
@@ -108,7 +108,7 @@ class ModelInput:
                     decode_frames=request.decode_frames if decodes_video else 0,
                 )
             )
-        return made
+        return engine_requests
 
     def _task(self, request: Request) -> str | None:
         """Return what the caption is composed around; None if the request has its caption, or the

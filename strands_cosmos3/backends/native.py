@@ -125,8 +125,8 @@ class EngineBackend(Backend):
             for i, request in enumerate(requests)
         ]
         chunks = [
-            self._chunk(request, asked, result)
-            for request, (asked, result) in zip(plain, self._results(plain), strict=True)
+            self._chunk(request, engine_request, result)
+            for request, (engine_request, result) in zip(plain, self._results(plain), strict=True)
         ]
         futures = [
             replace(
@@ -148,22 +148,22 @@ class EngineBackend(Backend):
         self, requests: Sequence[Request], recorded: bool = False
     ) -> list[tuple[Cosmos3ActionRequest, dict[str, Any]]]:
         """Return the engine's request and its result for each request."""
-        asked = self.engine_requests(requests, recorded)
+        engine_requests = self.engine_requests(requests, recorded)
         results: dict[int, dict[str, Any]] = {}
-        for key in dict.fromkeys(one.batch_key for one in asked):
-            alike = [i for i, one in enumerate(asked) if one.batch_key == key]
-            batch = [asked[i] for i in alike]
+        for key in dict.fromkeys(each.batch_key for each in engine_requests):
+            alike = [i for i, each in enumerate(engine_requests) if each.batch_key == key]
+            batch = [engine_requests[i] for i in alike]
             results |= dict(zip(alike, self.engine.step_batch(batch), strict=True))
-        return [(one, results[i]) for i, one in enumerate(asked)]
+        return [(each, results[i]) for i, each in enumerate(engine_requests)]
 
     def _chunk(
-        self, request: Request, asked: Cosmos3ActionRequest, result: Mapping[str, Any]
+        self, request: Request, engine_request: Cosmos3ActionRequest, result: Mapping[str, Any]
     ) -> ActionChunk:
         return ActionChunk(
             result["action"][0].double().numpy(),
             request.action_space,
             request.embodiment,
-            fps=asked.fps,
+            fps=engine_request.fps,
             seed=request.seed,
             timing=_milliseconds(result),
             video=as_pictures(result["pixels"]) if "pixels" in result else None,

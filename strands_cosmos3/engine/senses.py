@@ -52,16 +52,18 @@ def lacking_senses(checkpoint: Checkpoint) -> dict[str, list[str]]:
         },
     }
     return {
-        sense: [what for what, there in wanted.items() if not there]
-        for sense, wanted in parts.items()
+        sense: [part for part, present in needed.items() if not present]
+        for sense, needed in parts.items()
     }
 
 
 def text_keys(checkpoint: Checkpoint) -> set[str]:
     """Released names of the text tower's weights, its head included."""
     parameters = parameter_shapes(checkpoint.config)
-    others = {checkpoint_key(name) for name in parameters if not name.startswith(TEXT)}
-    return {key for key in checkpoint.weights.shapes.keys() - others if key.startswith(_TEXT_TOWER)}
+    generation = {checkpoint_key(name) for name in parameters if not name.startswith(TEXT)}
+    return {
+        key for key in checkpoint.weights.shapes.keys() - generation if key.startswith(_TEXT_TOWER)
+    }
 
 
 def reasoner_bytes(checkpoint: Checkpoint, dtype: torch.dtype) -> int:

@@ -121,16 +121,16 @@ def _watch(peer: socket.socket, rank: int) -> None:
 
 def _wait(connection: Connection, name: str) -> None:
     try:
-        said = connection.recv_bytes()
+        message = connection.recv_bytes()
     except (EOFError, OSError):
         time.sleep(_OWN_ERROR_S)
-        said = (
+        message = (
             f"lost {name}: it failed and says why on its machine, was killed, or its network is "
             "gone. All ranks were ended; start the command again on every machine."
         ).encode()
-        _tell(said)
-    if said != _DONE:
-        end(said.decode())
+        _tell(message)
+    if message != _DONE:
+        end(message.decode())
 
 
 def _tell(message: bytes) -> None:
@@ -143,10 +143,10 @@ def _use_interface(address: str) -> None:
     """Let gloo, which would take that of the machine's name, use the network interface with an IPv4
     address.
     """
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # it has no address
                 request = struct.pack("40s", name.encode())
-                answer = fcntl.ioctl(asked, _INTERFACE_ADDRESS, request)
+                answer = fcntl.ioctl(probe, _INTERFACE_ADDRESS, request)
                 if socket.inet_ntoa(answer[20:24]) == address:
                     os.environ.setdefault("GLOO_SOCKET_IFNAME", name)

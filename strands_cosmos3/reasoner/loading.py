@@ -68,14 +68,14 @@ def load_model(
             require_finite(part, key)
             weights[key] = part.to(device, dtype, copy=True)
     renamings = get_checkpoint_conversion_mapping(model.config.model_type) or []
-    named = {
+    renamed = {
         rename_source_key(key, renamings, [])[0]: tensor.detach()
         for key, tensor in weights.items()
         if not key.endswith(_OF_GENERATION)
     }
-    named.setdefault(HEAD, named[_EMBEDDING])  # where the config says that they are one
+    renamed.setdefault(HEAD, renamed[_EMBEDDING])  # where the config says that they are one
     try:
-        model.load_state_dict(named, assign=True)
+        model.load_state_dict(renamed, assign=True)
     except RuntimeError as error:
         raise WeightsError(
             f"the weights of {checkpoint.root} do not fit its config.json; take both from one "

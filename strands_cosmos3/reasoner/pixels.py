@@ -66,8 +66,8 @@ class FilmProcessor:
     def chosen(self, count: int, fps: float) -> list[int]:
         """Indices of the frames that are read of ``count`` at a rate, first and last included."""
         least, most = self._settings["min_frames"], self._settings["max_frames"]
-        wanted = min(max(int(count / fps * self._settings["fps"]), least), most, count)
-        return np.linspace(0, count - 1, wanted).round().astype(int).tolist()
+        sampled = min(max(int(count / fps * self._settings["fps"]), least), most, count)
+        return np.linspace(0, count - 1, sampled).round().astype(int).tolist()
 
     def read(self, film: str | Path | Film) -> tuple[NDArray[np.uint8], VideoMetadata]:
         """The frames that are read of a film, and when they were taken."""
@@ -94,10 +94,10 @@ class FilmProcessor:
         missing = -len(frames) % joined  # the last frame fills the last patch
         # a film's limits of size are those of all of its frames together
         size = {name: n // len(frames) for name, n in self._settings["size"].items()}
-        made = self._pictures(
+        patches = self._pictures(
             images=[*frames, *[frames[-1]] * missing], size=size, return_tensors="pt"
         )
-        pixels, (_, height, width) = made["pixel_values"], made["image_grid_thw"][0].tolist()
+        pixels, (_, height, width) = patches["pixel_values"], patches["image_grid_thw"][0].tolist()
         # a picture's patch holds it as often as a film's has frames; axes are group, frame, patch,
         # colour, copy, pixels, and for one frame a patch the order of its pixels does not matter
         single = pixels.view(-1, joined, height * width, 3, joined, self._pictures.patch_size**2)

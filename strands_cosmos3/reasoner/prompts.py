@@ -66,14 +66,14 @@ class PromptWriter:
     def __init__(self, layout: Layout, kind: str):
         top = layout.reasoner
         films = "video_preprocessor_config.json"
-        stated = top.read(films) if top.has(films) else {}
+        film_config = top.read(films) if top.has(films) else {}
         processor, image_processor = _KINDS[kind]
         folder = top.root if top.has("tokenizer_config.json") else layout.tokenizer
         try:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
             pictures = image_processor.from_pretrained(top.root)
             self.processor: Any = processor(
-                pictures, self.tokenizer, FilmProcessor(pictures, stated)
+                pictures, self.tokenizer, FilmProcessor(pictures, film_config)
             )
         except (ValueError, OSError, KeyError, TypeError) as error:
             raise LayoutError(

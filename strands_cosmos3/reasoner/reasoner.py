@@ -64,8 +64,8 @@ class Reasoner:
         self.prompts = PromptWriter(checkpoint.layout, model.config.model_type)
         top = checkpoint.layout.reasoner
         name = "generation_config.json"
-        stated = top.read(name).get("eos_token_id") if top.has(name) else None
-        ends = self.prompts.tokenizer.eos_token_id if stated is None else stated
+        end_ids = top.read(name).get("eos_token_id") if top.has(name) else None
+        ends = self.prompts.tokenizer.eos_token_id if end_ids is None else end_ids
         self._ends: list[int] = ends if isinstance(ends, list) else [ends]
 
     @classmethod
@@ -117,9 +117,10 @@ class Reasoner:
                 "an engine with quantize_text or offload_text cannot share its text tower; load "
                 "the reasoner by itself."
             )
-        held = dict(engine.transformer.text.named_parameters())
+        text_weights = dict(engine.transformer.text.named_parameters())
         return cls(
-            engine.checkpoint, load_model(engine.checkpoint, engine.device, engine.dtype, held)
+            engine.checkpoint,
+            load_model(engine.checkpoint, engine.device, engine.dtype, text_weights),
         )
 
     @typed()

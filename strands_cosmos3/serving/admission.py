@@ -97,8 +97,8 @@ class Durations:
         A size that was not measured is underestimated, so that nothing is refused for what is not
         known: it counts as the next smaller one, or as its share of the smallest.
         """
-        known = [n for n, at_s in self._measured_s.items() if now_s - at_s <= _REMEMBERED_S]
-        nearest = max((n for n in known if n <= size), default=min(known, default=0))
+        sizes = [n for n, at_s in self._measured_s.items() if now_s - at_s <= _REMEMBERED_S]
+        nearest = max((n for n in sizes if n <= size), default=min(sizes, default=0))
         if not nearest:
             return 0.0
         return statistics.median(self._recent_s[nearest]) * min(1.0, size / nearest)

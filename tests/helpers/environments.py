@@ -137,6 +137,6 @@ def network_namespace() -> None:
         subprocess.run(["ip", "netns", "add", name], check=True, capture_output=True, text=True)
         subprocess.run(["ip", "netns", "delete", name], check=True)
     except OSError as error:
-        pytest.skip(f"two machines are network namespaces, and there is no ip ({error})")
+        pytest.skip(f"two machines need network namespaces: install iproute2 ({error})")
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"two machines are network namespaces: {error.stderr.strip()}")
+        pytest.skip(f"two machines need network namespaces, made by root: {error.stderr.strip()}")
