@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -21,6 +22,7 @@ from strands_cosmos3.cli import main
 from strands_cosmos3.errors import ContractError
 from strands_cosmos3.evaluation import evaluate as module
 from strands_cosmos3.evaluation.evaluate import evaluate
+from strands_cosmos3.evaluation.folder import without_times
 from strands_cosmos3.evaluation.settings import make_settings
 from strands_cosmos3.fleet import cluster
 from strands_cosmos3.fleet.cluster import _auth_token
@@ -226,6 +228,59 @@ def test_kill_9_at_random_points(tmp_path, start, seed):
     assert set(keys.values()) == {1}
     assert len({r["digest"] for r in records}) == 24
     assert all(r["success"] == (r["condition"] == "plain" and r["index"] % 2 == 0) for r in records)
+
+
+SUCCEEDING = [
+    *("--world", "table", "--backend", "scripted", "--tasks", "reach,pick", "--seeds", "60"),
+    *("--conditions", "plain", "--films", "0", "--workers", "2"),
+]
+KILLS = 10
+
+
+@pytest.mark.slow
+def test_kill_9_of_everybody_ten_times_while_episodes_succeed(tmp_path, start):
+    """Driver, Ray and both workers are killed, each time after either worker has stored an episode.
+    All records are bit-equal to those of an undisturbed run: seeds, outcomes, and the figures of
+    every physics step.
+    """
+    undisturbed, out = tmp_path / "undisturbed", tmp_path / "run"
+    process = start(undisturbed, *SUCCEEDING)
+    said = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, said
+    kept = {}
+    for kill in range(KILLS):
+        process = start(out, *SUCCEEDING, *(["--resume"] if kill else []))
+        wait_for(process, partial(both_store, out, kept), within_s=300.0)
+        ray_of_it = rays_of(process.pid)[0]
+        os.killpg(process.pid, signal.SIGKILL)
+        for one in ray_of_it:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+        process.communicate()
+        settle(process.pid)
+        assert {path: path.read_bytes() for path in kept} == kept, "no episode is run again"
+        kept = {path: path.read_bytes() for path in stored(out)}
+    process = start(out, *SUCCEEDING, "--resume")
+    said = process.communicate(timeout=900)[0]
+    assert process.returncode == 0, said
+    found, expected = records_of(out), records_of(undisturbed)
+    assert len(expected) == 120
+    assert all(record["success"] for record in expected.values())
+    assert found == expected
+
+
+def both_store(out, kept):
+    """Whether either worker has stored an episode beside those that were kept."""
+    new = (json.loads(path.read_text()) for path in stored(out) if path not in kept)
+    return {record["times"]["worker"] for record in new} == {0, 1}
+
+
+def records_of(out):
+    """Records by their place, without what differs from run to run."""
+    return {
+        str(path.relative_to(out)): without_times(json.loads(path.read_text()))
+        for path in stored(out)
+    }
 
 
 def test_a_full_folder_is_refused(tmp_path, capsys):
