@@ -46,6 +46,8 @@ TORCH_DTYPES: Mapping[str, torch.dtype] = {
 """Those that are read, some of which are dequantised before they are loaded."""
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CHECK_BLOCK = 1 << 22
+_RESIDENT_BYTES = 64 << 20
+"""Of a file that is mapped: what has been read of it stays in memory while it is open."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
@@ -395,10 +397,17 @@ class WeightFiles(WeightSource):
         """
         file_of = {key: self._file_of[self._stored[name]] for key, (name, _) in requests.items()}
         for path in sorted(set(file_of.values())):
-            with opened(inside(path, self._root)) as file:
-                for key in sorted(key for key in requests if file_of[key] == path):
-                    name, index = requests[key]
-                    yield key, file.get_slice(self._stored[name])[index]
+            keys = sorted((key for key in requests if file_of[key] == path), reverse=True)
+            while keys:
+                resident = 0  # bytes; they are free again when the file is closed
+                with opened(inside(path, self._root)) as file:
+                    while keys and resident < _RESIDENT_BYTES:
+                        key = keys.pop()
+                        name, index = requests[key]
+                        part = file.get_slice(self._stored[name])[index]
+                        resident += part.nbytes
+                        yield key, part
+                        del part
 
 
 def opened(path: Path) -> Any:

@@ -1,5 +1,5 @@
 """Loading needs little more memory than what is kept: anonymous memory, watched in a child
-process.
+process, and pages of the files.
 """
 
 import json
@@ -8,13 +8,18 @@ import subprocess
 import sys
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from helpers import checkpoint_formats as formats
 from helpers.environments import TESTS
+from helpers.memory import peak_rss_growth
 from recipes.random_checkpoint import FactorySizes, write_checkpoint
+from strands_cosmos3.engine import weight_files
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.options import EngineOptions
+from strands_cosmos3.engine.weight_files import WeightFiles, require_finite
 
 SCRIPT = """
 import json
@@ -88,3 +93,18 @@ def large(tmp_path_factory):
 def test_peak_of_loading_8_bits(checkpoints, large, stored, options):
     """Tensors that come and go do not tear the heap, whose pieces would stay."""
     assert ratio_of_peak(checkpoints["silu"], large[stored], options) <= 1.15
+
+
+def test_pages_of_the_file_do_not_pile_up(tmp_path, monkeypatch):
+    """What was read of a mapped file counts as this process's memory until it is closed."""
+    monkeypatch.setattr(weight_files, "_RESIDENT_BYTES", 4 << 20)
+    stored = {f"layer.{i:02d}": torch.full((1 << 18,), float(i)) for i in range(64)}
+    save_file(stored, tmp_path / "diffusion_pytorch_model.safetensors")
+    source = WeightFiles(tmp_path, tmp_path)
+    growth = peak_rss_growth()
+    found = {}
+    for key, part in source.parts({name: (name, ()) for name in stored}):
+        require_finite(part, key)
+        found[key] = float(part[-1])
+    assert found == {name: float(tensor[0]) for name, tensor in stored.items()}
+    assert growth() < 16 << 20, "of 64 MB"
