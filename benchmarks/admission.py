@@ -11,6 +11,7 @@ import asyncio
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from websockets.asyncio.client import connect
 
 import report
 from service import NoOpBackend, process
-from strands_cosmos3.embodiments import get_embodiment
+from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.codec import decode, encode
 from strands_cosmos3.serving.served import ServedPolicy
@@ -31,7 +32,11 @@ _HOPELESS = 40
 
 
 def run(
-    bulk: int = 32, inference_ms: float = 50.0, seconds: float = 15.0, rounds: int = 2
+    bulk: int = 32,
+    inference_ms: float = 50.0,
+    seconds: float = 15.0,
+    rounds: int = 2,
+    pictures: bool = False,
 ) -> dict[str, Any]:
     """Measure one client alone, beside ``bulk`` others of its own class, and beside as many of the
     class ``bulk``, in turn.
@@ -41,7 +46,10 @@ def run(
         inference_ms: What an inference takes.
         seconds: Duration of each part.
         rounds: In which the parts take turns.
+        pictures: Whether requests have three views of 180 x 320, which are sent with 2 MB, and the
+            backend reads them.
     """
+    frame = request_frame(pictures=pictures)
     parts: dict[str, tuple[int, str]] = {
         "alone": (0, "realtime"),
         "one class": (bulk, "bulk"),
@@ -49,17 +57,18 @@ def run(
     }
     waits_s: dict[str, list[float]] = {part: [] for part in parts}
     chunks: dict[str, int] = dict.fromkeys(parts, 0)
-    with process(_serve, inference_ms / 1e3) as port:
+    with process(_serve, inference_ms / 1e3, pictures) as port:
         for number in range(rounds):
             for part, (others, priority) in parts.items():
                 report.progress(f"admission: round {number + 1} of {rounds}, {part}")
-                own_s, theirs = asyncio.run(_measure(port, others, priority, seconds))
+                own_s, theirs = asyncio.run(_measure(port, frame, others, priority, seconds))
                 waits_s[part] += own_s
                 chunks[part] += theirs
-        refused_s = asyncio.run(_hopeless(port, bulk, 0.4e-3 * inference_ms))
+        refused_s = asyncio.run(_hopeless(port, pictures, bulk, 0.4e-3 * inference_ms))
     return {
         "bulk_clients": bulk,
         "inference_ms": inference_ms,
+        "request_bytes": len(frame),
         "client_ms": {part: _figures(waits) for part, waits in waits_s.items()},
         "bulk_chunks_per_s": {part: n / (seconds * rounds) for part, n in chunks.items()},
         "bulk_ratio": chunks["two classes"] / max(chunks["one class"], 1),
@@ -73,9 +82,13 @@ def _figures(waits_s: Sequence[float]) -> dict[str, float]:
     return {"p50": p50, "p99": p99, "max": most, "requests": len(waits_s)}
 
 
-def _frame(wait_s: float = np.inf) -> bytes:
+def request_frame(wait_s: float = np.inf, pictures: bool = False) -> bytes:
+    """A request as our client sends it."""
     droid = get_embodiment("droid")
-    request = Request(droid, droid.action_space("joint_pos"), "pick up the cube", 32, HOME_Q, 1.0)
+    rng = np.random.default_rng(0)
+    views = {view: rng.integers(0, 255, (180, 320, 3), np.uint8) for view in DROID_RIG.views}
+    space, images = droid.action_space("joint_pos"), views if pictures else {}
+    request = Request(droid, space, "pick up the cube", 32, HOME_Q, 1.0, images=images)
     return encode(encode_request(request, ROBOLAB, "", 1, wait_s=wait_s))
 
 
@@ -88,24 +101,24 @@ def _connected(port: int, priority: str) -> connect:
     )
 
 
-async def _keep_asking(port: int, until_s: float) -> int:
+async def _keep_asking(port: int, frame: bytes, until_s: float) -> int:
     """Ask until then as a bulk client; return how many chunks came."""
     chunks = 0
     async with _connected(port, "bulk") as connection:
         await connection.recv()  # the metadata
         while time.perf_counter() < until_s:
-            await connection.send(_FRAME)
+            await connection.send(frame)
             await connection.recv()
             chunks += 1
     return chunks
 
 
 async def _measure(
-    port: int, others: int, priority: str, seconds: float
+    port: int, frame: bytes, others: int, priority: str, seconds: float
 ) -> tuple[list[float], int]:
     """The waits of a client that asks ten times a second, and the chunks of the others."""
     until_s = time.perf_counter() + seconds
-    asking = asyncio.gather(*(_keep_asking(port, until_s) for _ in range(others)))
+    asking = asyncio.gather(*(_keep_asking(port, frame, until_s) for _ in range(others)))
     waits_s: list[float] = []
     async with _connected(port, priority) as connection:
         await connection.recv()
@@ -114,21 +127,22 @@ async def _measure(
         while due_s < until_s - 1.0:
             await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
             began_s = time.perf_counter()
-            await connection.send(_FRAME)
+            await connection.send(frame)
             await connection.recv()
             waits_s.append(time.perf_counter() - began_s)
             due_s = max(due_s + _PERIOD_S, time.perf_counter())
     return waits_s, sum(await asking)
 
 
-async def _hopeless(port: int, others: int, wait_s: float) -> list[float]:
+async def _hopeless(port: int, pictures: bool, others: int, wait_s: float) -> list[float]:
     """How long requests wait for their refusal that can wait for less than an inference."""
+    often = request_frame(pictures=pictures)
     until_s = time.perf_counter() + _HOPELESS * _PERIOD_S + 1.0
-    asking = asyncio.gather(*(_keep_asking(port, until_s) for _ in range(others)))
+    asking = asyncio.gather(*(_keep_asking(port, often, until_s) for _ in range(others)))
     refused_s: list[float] = []
     async with _connected(port, "realtime") as connection:
         await connection.recv()
-        frame = _frame(wait_s)
+        frame = request_frame(wait_s, pictures)
         for _ in range(_HOPELESS):
             await asyncio.sleep(_PERIOD_S)
             began_s = time.perf_counter()
@@ -140,26 +154,25 @@ async def _hopeless(port: int, others: int, wait_s: float) -> list[float]:
     return refused_s
 
 
-class _SleepingBackend(NoOpBackend):
+class SleepingBackend(NoOpBackend):
     """Takes as long for several requests as for one."""
 
-    def __init__(self, inference_s: float):
+    def __init__(self, inference_s: float, pictures: bool = False):
         self._inference_s = inference_s
+        self.info = replace(self.info, requires_images=pictures)
 
     def infer(self, request: Request) -> ActionChunk:
         return self.infer_batch([request])[0]
 
     def infer_batch(self, requests: Sequence[Request]) -> list[ActionChunk]:
         time.sleep(self._inference_s)
-        return [super(_SleepingBackend, self).infer(request) for request in requests]
+        return [super(SleepingBackend, self).infer(request) for request in requests]
 
 
-def _serve(pipe: Any, inference_s: float) -> None:
-    policy = ServedPolicy(_SleepingBackend(inference_s))
+def _serve(pipe: Any, inference_s: float, pictures: bool) -> None:
+    policy = ServedPolicy(SleepingBackend(inference_s, pictures))
     PolicyServer(policy, ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
 
-
-_FRAME = _frame()
 
 if __name__ == "__main__":
     report.run(run)

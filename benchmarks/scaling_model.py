@@ -2,7 +2,8 @@
 (benchmarks/NOTES.md).
 
 ``tests/parallel/test_scaling_model.py`` compares every count with what a rank counted, and the
-memory with what it keeps. The time is a model: the caller gives a machine's rates.
+memory with what it keeps. The time is a model: the caller gives a machine's rates. How many GPUs a
+number of robots need is in ``queueing_model.py``.
 """
 
 from __future__ import annotations
