@@ -194,7 +194,7 @@ class HttpProtocol(asyncio.Protocol):
         """Close the connection at once, whatever it is used for."""
         self._socket.abort()
 
-    def close(self) -> None:
+    def close_unread(self) -> None:
         """Abort the connection if nobody reads it yet."""
         if self._transport is None or self._transport.get_protocol() is self:
             self.abort()
@@ -204,7 +204,7 @@ class HttpProtocol(asyncio.Protocol):
             self._timer.cancel()
 
     def _give_up(self) -> None:
-        self._end(_too_slow(self._wait_s) if self._first else None)
+        self._end(too_slow(self._wait_s) if self._first else None)
 
     def _end(self, reply: Reply | None) -> None:
         assert self._transport is not None
@@ -240,7 +240,7 @@ async def serve_http(
             async with asyncio.timeout(wait_s):
                 head, body, reply = await _request(reader, writer, check_request, max_bytes)
         except TimeoutError:
-            reply = _too_slow(wait_s)
+            reply = too_slow(wait_s)
         if body is not None:
             left = asyncio.ensure_future(_drained(reader))
             reply = await respond(head, body, left)
@@ -308,7 +308,8 @@ def _parsed(raw: bytes) -> RequestHead | None:
     return RequestHead(words[0], words[1].partition("?")[0], headers)
 
 
-def _too_slow(wait_s: float) -> Reply:
+def too_slow(wait_s: float) -> Reply:
+    """Return the reply to a client whose request is not complete in time."""
     return Reply(HTTPStatus.REQUEST_TIMEOUT, f"No whole request came within {wait_s:g} s.\n")
 
 

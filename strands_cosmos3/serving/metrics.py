@@ -7,6 +7,10 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from strands_cosmos3.serving.served import Answer
 
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 
@@ -65,6 +69,17 @@ class Metrics:
     sent_bytes: int = 0
     inference: Histogram = field(default_factory=Histogram)
     queue: Histogram = field(default_factory=Histogram)
+
+    def count(self, priority: str, answer: Answer | None) -> None:
+        """Count a request of a class that was answered, or whose client left (None)."""
+        outcome = "abandoned" if answer is None else answer.outcome
+        self.requests[outcome] += 1
+        self.by_class[priority, outcome] += 1
+        if answer is None or answer.retry_after_s:
+            return
+        self.queue.observe(answer.waited_s)
+        if answer.outcome == "ok":
+            self.inference.observe(answer.infer_s)
 
     def text(self, busy_s: float = 0.0) -> str:
         """Return all metrics in text format 0.0.4; ``busy_s`` is the age of the running

@@ -8,8 +8,8 @@ import resource
 import statistics
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
-from strands_cosmos3.serving.http_server import HttpProtocol
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.server_config import ServerConfig
 
@@ -18,6 +18,16 @@ logger = logging.getLogger(__name__)
 _SPARE_FILES = 384  # for what else is open, and for sockets that are accepted or closed right now
 _FEW = 64
 _LINE_EVERY_S = 60.0
+
+
+class Connection(Protocol):
+    """A connection, of whichever protocol: a client's address, and how it is ended."""
+
+    address: str
+
+    def is_closing(self) -> bool: ...
+    def abort(self) -> None: ...
+    def close_unread(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -32,7 +42,7 @@ class Place:
             it has one.
     """
 
-    connection: HttpProtocol
+    connection: Connection
     owner: str
     address: str
     idle_since_s: float = math.inf
@@ -71,7 +81,7 @@ class Places:
         self._config = config
         self._metrics = metrics
         self._per_token = config.places_per_token
-        self._pending: dict[HttpProtocol, None] = {}  # oldest first; may hold some that have closed
+        self._pending: dict[Connection, None] = {}  # oldest first; may hold some that have closed
         self._held: set[Place] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_pending = config.max_pending
@@ -83,7 +93,7 @@ class Places:
             f"most {self._max_pending} are kept."
         )
 
-    def arrive(self, connection: HttpProtocol) -> None:
+    def arrive(self, connection: Connection) -> None:
         """Count a new connection. If too many have no place, the oldest of these are closed."""
         if len(self._pending) >= self._max_pending:
             self._pending = dict.fromkeys(self.pending())
@@ -91,7 +101,7 @@ class Places:
                 self.make_room()
         self._pending[connection] = None
 
-    def pending(self) -> list[HttpProtocol]:
+    def pending(self) -> list[Connection]:
         """Return the open connections without a place, the oldest one first."""
         return [one for one in self._pending if not one.is_closing()]
 
@@ -109,7 +119,7 @@ class Places:
         self._metrics.cut_off["crowded"] += len(crowd)
         self._crowded.add(len(crowd))
 
-    def take(self, connection: HttpProtocol, owner: str) -> Place | str:
+    def take(self, connection: Connection, owner: str) -> Place | str:
         """Give a connection a place; if there is none, return a sentence that says why."""
         place = Place(connection, owner, connection.address)
         for name, most, taken in (
