@@ -130,8 +130,14 @@ class ServiceBackend(RemoteBackend):
             )
             return first if sent is request else self._message(sent, number)
 
+        def read(reply: Any) -> ActionChunk:
+            chunk = decode_reply(reply, sent, number)
+            if isinstance(reply, Mapping) and SERVED_MODEL in reply:  # a fleet may have replaced it
+                self._answered_by(reply[SERVED_MODEL])
+            return chunk
+
         self._asked = True
-        return self._client.exchange(message, lambda reply: decode_reply(reply, sent, number))
+        return self._client.exchange(message, read)
 
     def _message(self, request: Request, number: int) -> dict[str, Any]:
         return encode_request(

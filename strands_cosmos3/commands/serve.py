@@ -5,8 +5,8 @@ openpi's protocol.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +14,9 @@ from rich.console import Console
 
 from strands_cosmos3.backends.options import ServiceOptions
 from strands_cosmos3.checks import positive, seed_number, whole_number
-from strands_cosmos3.commands.flags import from_environment
+from strands_cosmos3.commands.flags import from_environment, require_owned
 from strands_cosmos3.commands.progress import WaitNotice
+from strands_cosmos3.commands.serve_fleet import http_options, serve_fleet
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from strands_cosmos3.backends.base import Backend
     from strands_cosmos3.serving.routes import HttpDialect
     from strands_cosmos3.serving.server import PolicyServer
+
+_OF_FLEETS: Mapping[str, str] = dict.fromkeys(
+    ("address", "max_replicas", "ingresses", "max_queued"), "a fleet (--ray)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +67,22 @@ class ServeCommand:
     the weights; the default is 1. One that dies or hangs is replaced, and all connections stay.
     With 0, native infers in the server's own process.
     """
+    ray: bool = False
+    """Serve a fleet on Ray Serve: --replicas of the policy on this machine or a cluster, which may
+    grow to --max-replicas, at one address; see docs/fleet.md.
+    """
+    address: str | None = None
+    """With --ray: a running Ray cluster, HOST:PORT, or auto for that of RAY_ADDRESS, else one on
+    this machine. By default Ray runs on this machine while the fleet does.
+    """
+    max_replicas: int | None = None
+    """With --ray: the most replicas; Ray Serve adds and removes them as requests come. Default:
+    always --replicas.
+    """
+    ingresses: int = 2
+    """With --ray: processes that hold the clients' connections, --max-clients each."""
+    max_queued: int = 64
+    """With --ray: requests of each of these that wait for a replica; a further one is refused."""
     stalled_after: float = 600.0
     """For native and distributed: seconds without progress after which such a process is
     replaced.
@@ -118,15 +139,19 @@ class ServeCommand:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        return ("serve", *OF_BACKEND.get(self._backend, ()))
+        return ("serve", *OF_BACKEND.get(self._backend, ()), *("scale",) * self.ray)
 
     def run(self) -> int:
         """Serve until stopped; return 0."""
+        if not self.ray:
+            require_owned(self, "serve", _OF_FLEETS)
+        elif told("RANK"):
+            raise ConfigError("--ray starts its own processes; leave torchrun out.")
         if told("RANK"):
             self._backends()  # the process ends in it
         # the first line of standard output is the address
         with WaitNotice(Console(stderr=True)) as wait:
-            return self._serve(Console(), wait)
+            return (self._serve_fleet if self.ray else self._serve)(Console(), wait)
 
     def _serve(self, console: Console, wait: WaitNotice) -> int:
         wait.begin(f"loading policy {self._backend} for {self.embodiment}")
@@ -151,10 +176,7 @@ class ServeCommand:
         )
         name = self._backend
         backends = self._backends()
-        logging.basicConfig(
-            level=logging.INFO if self.verbose else logging.WARNING,
-            format="%(asctime)s %(levelname)s %(message)s",
-        )
+        self._log()
         try:
             policies = [
                 ServedPolicy(
@@ -187,6 +209,31 @@ class ServeCommand:
                 backend.close()
         console.print("stopped")
         return 0
+
+    def _log(self) -> None:
+        logging.basicConfig(
+            level=logging.INFO if self.verbose else logging.WARNING,
+            format="%(asctime)s %(levelname)s %(message)s",
+        )
+
+    def _serve_fleet(self, console: Console, wait: WaitNotice) -> int:
+        wait.begin("reading the checkpoint")
+        if self.trajectory is not None:
+            raise ConfigError("--trajectory is replayed by one server; leave --ray out.")
+        with needed_by("serve"):
+            from strands_cosmos3.serving.ray_app.settings import FleetSettings
+        same = {part.name for part in fields(FleetSettings)} & {part.name for part in fields(self)}
+        values = {name: getattr(self, name) for name in same}
+        values["replicas"] = 1 if self.replicas is None else self.replicas
+        if self.token_file is not None:
+            values["token_file"] = str(self.token_file.resolve())
+        settings = FleetSettings(**values)
+        settings.server_config(
+            host=self.host, port=self.port, tls_cert=self.tls_cert, tls_key=self.tls_key
+        ).tls()
+        self._log()
+        http = http_options(self.host, self.port, self.tls_cert, self.tls_key)
+        return serve_fleet(settings, self.address, http, console, wait)
 
     @property
     def _backend(self) -> str:

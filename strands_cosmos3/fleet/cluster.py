@@ -61,6 +61,8 @@ _LOCAL_RAY: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": "lo",
     # off: Ray stays on 127.0.0.1 instead of the machine's address
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # Ray Serve would kill a proxy that a busy machine takes longer than 5 s to start
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 # requests with images are some megabytes; videos are transferred one at a time
 _OBJECT_STORE_BYTES = 128 * 2**20

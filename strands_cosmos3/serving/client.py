@@ -52,6 +52,8 @@ from strands_cosmos3.serving.wire import PRIORITY_HEADER, short
 _T = TypeVar("_T")
 _CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
 _PONG_S = 5.0  # interval at which pings are answered between exchanges
+_RESTART = 1012
+"""Code with which a fleet closes a connection whose request it did not infer for."""
 _OURS = {
     1002: "broke the WebSocket protocol",
     1009: "sent more than is read (raise ClientConfig.max_reply_bytes)",
@@ -76,7 +78,8 @@ class ClientConfig:
         first_pause_s, longest_pause_s: First and longest pause between attempts; it doubles each
             time.
         idle_s: A connection that was idle for this long and is closed (1000) instead of answered is
-            dialled anew and asked again: vLLM-Omni closes idle ones after 30 s.
+            dialled anew and asked again: vLLM-Omni closes idle ones after 30 s. One that a fleet
+            closes (1012) is so in any case.
         max_reply_bytes: Largest reply that is read. The default has room for NVIDIA's servers with
             ``decode_video`` (40 MB).
         path: Path of the server, if ``host`` has none.
@@ -468,8 +471,9 @@ class PolicyClient(ServiceClient):
                     connection.send(frame)
                 reply = connection.receive()
             except ConnectionClosed as error:
-                done = error.rcvd is not None and error.rcvd.code == 1000
-                if done and idle_s >= self.config.idle_s:
+                code = None if error.rcvd is None else error.rcvd.code
+                crossed = code == 1000 and idle_s >= self.config.idle_s
+                if crossed or (code == _RESTART and not fresh):
                     return None
                 raise
         if not quiet and isinstance(reply, bytes):

@@ -7,7 +7,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
@@ -88,6 +88,27 @@ class Session:
             self.episodes.popitem(last=False)
         return self.episodes[name]
 
+    def moved(self, by_s: float) -> Session:
+        """Return a copy whose times are later: on the clock of another machine."""
+        moved = OrderedDict(
+            (name, replace(one, started_s=None if one.started_s is None else one.started_s + by_s))
+            for name, one in self.episodes.items()
+        )
+        return replace(self, episodes=moved)
+
+    def sent(self, name: str) -> Session:
+        """Return what is sent along with a request that names a session: a copy with that episode
+        only, whose times count from now.
+        """
+        episode = self.episode(name)
+        only = OrderedDict({next(reversed(self.episodes)): episode})
+        return replace(self, episodes=only).moved(-time.monotonic())
+
+    def returned(self, sent: Session) -> None:
+        """Take over what became of a copy that was sent along."""
+        self.bare = sent.bare
+        self.episodes |= sent.moved(time.monotonic()).episodes
+
 
 @dataclass(frozen=True, eq=False)
 class Message:
@@ -102,15 +123,16 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply frame, and the outcome: ``ok``, ``reset``, ``refused`` (it would come too late), or
-    ``error`` and ``late`` (then the connection is closed).
+    """A reply frame, and the outcome: ``ok``, ``reset``, ``refused`` (it would come too late),
+    ``lost`` (of a fleet: who inferred for it is gone), or ``error``, ``late`` and ``moved`` (of a
+    fleet: another kind of model is served by now); after these the connection is closed.
     """
 
     frame: bytes | str
     outcome: str
     infer_s: float = 0.0
     waited_s: float = 0.0  # from the request's arrival to the start of its inference
-    retry_after_s: float = 0.0  # of a refused one
+    retry_after_s: float = 0.0  # of one that may be asked again
 
     @property
     def failed(self) -> bool:
@@ -119,7 +141,7 @@ class Answer:
 
     def sent(self, session: Session) -> bytes | str:
         """Return the frame as the session's protocol has it."""
-        if self.outcome == "refused" or (self.failed and session.is_vllm):
+        if self.retry_after_s or (self.failed and session.is_vllm):
             return encode(wire.error_message(str(self.frame), self.retry_after_s))
         return self.frame
 
@@ -164,6 +186,7 @@ class ServedPolicy:
 
     Attributes:
         dialect: The HTTP dialect, or None.
+        failures: Inferences that failed by no client's fault since the last that did not.
 
     Raises:
         ConfigError: The backend cannot be served.
@@ -179,6 +202,7 @@ class ServedPolicy:
     warm_up_message: Mapping[str, Any] | None = None
     http: HttpDialect | str | None = None
     dialect: HttpDialect | None = field(init=False, repr=False)
+    failures: int = field(default=0, init=False)
     _embodiment: Embodiment = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -275,6 +299,7 @@ class ServedPolicy:
                 return self._infer(pending)
             except RanksError as error:
                 # its processes are gone: asking again for each would start and lose them again
+                self.failures += 1
                 return [_refusal(error)] * len(pending)
             except BaseException:
                 logger.info(
@@ -286,9 +311,11 @@ class ServedPolicy:
         try:
             return work(item)
         except Cosmos3Error as error:
+            self.failures += isinstance(error, RanksError)
             return _refusal(error)
         except BaseException as error:
             # a backend may raise anything, and the next request must be served
+            self.failures += 1
             logger.exception("inference failed")
             return Answer(
                 f"InternalError: inference failed ({type(error).__name__}); see the server's log.",
@@ -346,7 +373,8 @@ class ServedPolicy:
 
         def encode_reply(chunk: ActionChunk, infer_s: float) -> bytes:
             times_ms = infer_s * 1e3, session.previous_total_ms
-            reply = wire.encode_reply(chunk, request, message, times_ms, session.bare)
+            digest = self.backend.model_sha256
+            reply = wire.encode_reply(chunk, request, message, times_ms, session.bare, digest)
             return encode(reply, self.limits)
 
         return _PendingInference(request, episode, encode_reply)
@@ -367,6 +395,7 @@ class ServedPolicy:
             # an invalid chunk is the backend's fault, not the client's
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
+        self.failures = 0
         for request, chunk in zip(requests, chunks, strict=True):
             self.backend.watch.see(request, chunk)
         answers = [

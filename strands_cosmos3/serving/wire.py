@@ -524,11 +524,13 @@ def encode_reply(
     message: Mapping[str, Any],
     times_ms: tuple[float, float | None],
     bare: bool,
+    model_sha256: str | None = None,
 ) -> Any:
     """Return the reply to a message that :func:`decode_request` read: a map, or for a ``bare`` one
     only the rows. Time is the first axis of every array. Errors: as :func:`encode_rows`.
 
-    ``times_ms`` are of this inference and of the connection's previous request, if there was one.
+    ``times_ms`` are of this inference and of the connection's previous request, if there was one;
+    ``model_sha256`` is the digest of the model that inferred, if there is one.
     """
     rows = encode_rows(chunk, request)
     if bare:
@@ -541,8 +543,11 @@ def encode_reply(
         reply[QUANTILES] = [figures.tolist() for figures in chunk.quantiles]
     if isinstance(request_id := message.get(REQUEST_ID), int | float | str | np.number):
         reply[REQUEST_ID] = request_id
-        if chunk.scores:  # not to clients that know none of our keys
+        # not to clients that know none of our keys
+        if chunk.scores:
             reply[SCORES] = dict(chunk.scores)
+        if model_sha256 is not None:
+            reply[SERVED_MODEL] = model_sha256
     return reply
 
 

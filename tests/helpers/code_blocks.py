@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-LANGUAGES = {"python", "sh", "toml", "text", ""}
+LANGUAGES = {"python", "sh", "toml", "yaml", "text", ""}
 _FENCE = re.compile(
     r"(?:<!--\s*not run(?: by tests)?:\s*(?P<reason>.*?)\s*-->\n+)?"
     r"^```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```",
