@@ -11,6 +11,7 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.engine.weights import TEXT, checkpoint_key, parameter_shapes
+from strands_cosmos3.errors import LayoutError
 
 REASONERS = ("cosmos3_omni", "cosmos3_edge")
 """Types of model that a reasoner's config may name: Nano's and Super's, and Edge's."""
@@ -55,6 +56,21 @@ def lacking_senses(checkpoint: Checkpoint) -> dict[str, list[str]]:
         sense: [part for part, present in needed.items() if not present]
         for sense, needed in parts.items()
     }
+
+
+def require_eyes(checkpoint: Checkpoint) -> WeightSource:
+    """Return the weights of a checkpoint's vision encoder; LayoutError if it cannot answer
+    questions about pictures.
+    """
+    eyes = vision_encoder(checkpoint)
+    lacking = lacking_senses(checkpoint)["eyes"]
+    if lacking or eyes is None:
+        raise LayoutError(
+            f"{checkpoint.root} cannot answer questions about pictures. It lacks "
+            f"{', '.join(lacking)}. The folders of Cosmos3-Nano, -Super and -Edge have them; "
+            "`strands-cosmos3 checkpoint inspect FOLDER` says what a folder has."
+        )
+    return eyes
 
 
 def text_keys(checkpoint: Checkpoint) -> set[str]:

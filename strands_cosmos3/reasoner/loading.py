@@ -14,13 +14,7 @@ from transformers.initialization import no_init_weights
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.preflight import available_bytes, gib, working_bytes
-from strands_cosmos3.engine.senses import (
-    HEAD,
-    lacking_senses,
-    reasoner_bytes,
-    text_keys,
-    vision_encoder,
-)
+from strands_cosmos3.engine.senses import HEAD, reasoner_bytes, require_eyes, text_keys
 from strands_cosmos3.engine.weight_files import require_finite
 from strands_cosmos3.errors import LayoutError, PreflightError, WeightsError
 
@@ -47,14 +41,7 @@ def load_model(
         PreflightError: The device cannot hold them; nothing has been read.
     """
     weights = dict(held or {})
-    eyes = vision_encoder(checkpoint)
-    lacking = lacking_senses(checkpoint)["eyes"]
-    if lacking or eyes is None:
-        raise LayoutError(
-            f"{checkpoint.root} cannot answer questions about pictures. It lacks "
-            f"{', '.join(lacking)}. The folders of Cosmos3-Nano, -Super and -Edge have them; "
-            "`strands-cosmos3 checkpoint inspect FOLDER` says what a folder has."
-        )
+    eyes = require_eyes(checkpoint)
     needed = reasoner_bytes(checkpoint, dtype) + working_bytes(checkpoint.config, dtype)
     needed -= sum(tensor.nbytes for tensor in weights.values())
     if needed > (free := available_bytes(device)):

@@ -12,6 +12,7 @@ from transformers import AutoModelForImageTextToText
 from reasoner.conftest import KINDS, QUESTION
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.sequence import text_positions
 from strands_cosmos3.engine.transformer import rope_tables, rotate
@@ -114,6 +115,17 @@ def test_a_text_tower_in_8_bits_is_not_shared(seeing):
     engine = Cosmos3Engine.from_pretrained(seeing["silu"], options=options)
     with pytest.raises(ConfigError, match="quantize_text"):
         Reasoner.beside(engine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_converted_checkpoint_sees_as_before(kind, seeing, reasoners, pictures, tmp_path):
+    out = convert(Checkpoint.open(seeing[kind]), tmp_path / "out", shard_bytes=1 << 17)
+    assert len(list((out / "vision_encoder").glob("*.safetensors"))) > 1, "several files"
+    assert not (out / "model.safetensors.index.json").exists(), "it names files of the original"
+    converted = Reasoner.from_pretrained(out)
+    short = AskOptions(max_tokens=8)
+    expected = reasoners[kind].ask(QUESTION, pictures[:1], options=short)
+    assert converted.ask(QUESTION, pictures[:1], options=short) == expected
 
 
 def test_held_weights_that_are_a_slice_are_refused(seeing):

@@ -26,6 +26,7 @@ from strands_cosmos3.engine.formats.lerobot import exported_config, exported_ste
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.quantised import linears
+from strands_cosmos3.engine.senses import lacking_senses, require_eyes
 from strands_cosmos3.engine.weight_files import (
     STEM,
     TORCH_DTYPES,
@@ -237,6 +238,9 @@ def _planned(source: WeightSource, dtype: StoredDtype, prefix: str = "") -> list
     return planned
 
 
+_STEMS = {"vision_encoder": "model"}  # of files that are not called STEM
+
+
 def _released_files(
     checkpoint: Checkpoint, weights: WeightSource, dtype: StoredDtype, shard_bytes: int
 ) -> dict[str, list[Planned]]:
@@ -244,11 +248,13 @@ def _released_files(
     sources = {"transformer": weights, "vae": checkpoint.vae_weights}
     if checkpoint.preview is not None:
         sources["preview_decoder"] = checkpoint.preview[1]
+    if not lacking_senses(checkpoint)["eyes"]:
+        sources["vision_encoder"] = require_eyes(checkpoint)
     for folder, source in sources.items():
         shards = shards_of(_planned(source, dtype), shard_bytes)
         for i, shard in enumerate(shards, 1):
             tail = "" if len(shards) == 1 else f"-{i:05d}-of-{len(shards):05d}"
-            files[f"{folder}/{STEM}{tail}.safetensors"] = shard
+            files[f"{folder}/{_STEMS.get(folder, STEM)}{tail}.safetensors"] = shard
     return files
 
 
@@ -260,14 +266,18 @@ def _describe_released(
     quantization: Mapping[str, Any] | None,
 ) -> None:
     layout = checkpoint.layout
-    for folder in ("transformer", "vae"):
+    for folder in ("transformer", "vae", "vision_encoder"):
         mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
         if len(mine) > 1:
             file_of = {plan: Path(name).name for name, shard in mine.items() for plan in shard}
             weight_map = {plan.name: file for plan, file in file_of.items()}
             total = sum(plan.size for plan in file_of)
             index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            write_json(out / folder / f"{STEM}.safetensors.index.json", index)
+            stem = _STEMS.get(folder, STEM)
+            write_json(out / folder / f"{stem}.safetensors.index.json", index)
+    if any(name.startswith("vision_encoder/") for name in files):
+        _copy_tokenizer(layout.reasoner.root, out)
+        write_json(out / "config.json", layout.reasoner.read("config.json"))
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
     if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get(
         "statistics"
@@ -340,7 +350,9 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted(source.iterdir()):
         is_tokenizer = (
-            file.suffix in (".json", ".txt", ".jinja", ".model") and file.name not in _NOT_TOKENIZER
+            file.suffix in (".json", ".txt", ".jinja", ".model")
+            and file.name not in _NOT_TOKENIZER
+            and not file.name.endswith(".index.json")
         )
         if is_tokenizer and file.is_file() and file.stat().st_size < _TOKENIZER_BYTES:
             shutil.copyfile(inside(file, source), target / file.name)
