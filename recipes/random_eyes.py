@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from strands_cosmos3.resources import read_json, write_json, write_text
 
 PADS = ("<|image_pad|>", "<|video_pad|>")
 """Tokens that stand for pictures and films, which the tokenizer of such a checkpoint has."""
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% for part in message.content %}"
     "{% if part.type == 'text' %}{{ part.text }}"
@@ -84,10 +84,9 @@ def _config(folder: Path, transformer: dict[str, Any], sizes: Mapping[str, Any])
     from transformers import AutoTokenizer
 
     edge = transformer["hidden_act"] == "relu2"
-    D = transformer["hidden_size"]
     vision = _VISION[transformer["hidden_act"]] | dict(sizes)
     shutil.copytree(folder / "text_tokenizer", folder, dirs_exist_ok=True)
-    write_text(folder / "chat_template.jinja", _CHAT_TEMPLATE)
+    write_text(folder / "chat_template.jinja", CHAT_TEMPLATE)
     frames = 1 if edge else 2
     pixels = {**_PIXELS, "temporal_patch_size": frames, "merge_size": 2}
     of_pictures = {"shortest_edge": 64 * 64, "longest_edge": 512 * 512}
@@ -95,10 +94,19 @@ def _config(folder: Path, transformer: dict[str, Any], sizes: Mapping[str, Any])
     of_films = {"shortest_edge": 64 * 64, "longest_edge": 64 * 256 * 256}
     write_json(folder / "video_preprocessor_config.json", {**pixels, "size": of_films, "fps": 2})
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = dict(zip(("image", "video"), tokenizer.convert_tokens_to_ids(list(PADS)), strict=True))
-    names = {"vision_start": "<|vision_start|>", "vision_end": "<|vision_end|>"}
-    ids |= {name: tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
     write_json(folder / "generation_config.json", {"eos_token_id": tokenizer.eos_token_id})
+    return reasoner_config(transformer, vision, tokenizer.convert_tokens_to_ids)
+
+
+def reasoner_config(
+    transformer: Mapping[str, Any], vision: Mapping[str, Any], id_of: Callable[[str], Any]
+) -> dict[str, Any]:
+    """Return the reasoner's ``config.json``: that of a text tower, from the transformer's, and of a
+    vision encoder. ``id_of`` gives the id of a token.
+    """
+    edge = transformer["hidden_act"] == "relu2"
+    ids = dict(zip(("image", "video"), map(id_of, PADS), strict=True))
+    ids |= {name: id_of(f"<|{name}|>") for name in ("vision_start", "vision_end")}
     same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
     same += ("head_dim", "intermediate_size", "vocab_size", "rms_norm_eps", "hidden_act")
     text = {name: transformer[name] for name in same} | {
@@ -109,10 +117,11 @@ def _config(folder: Path, transformer: dict[str, Any], sizes: Mapping[str, Any])
             "mrope_section": transformer["rope_axes_dim"],
         },
     }
+    out = {} if edge else {"out_hidden_size": transformer["hidden_size"]}
     return {
         "model_type": "cosmos3_edge" if edge else "cosmos3_omni",
         "text_config": text,
-        "vision_config": vision if edge else {**vision, "out_hidden_size": D},
+        "vision_config": {**vision, **out},
         **({"projector_hidden_size": 3 * vision["hidden_size"]} if edge else {}),
         **{f"{name}_token_id": number for name, number in ids.items()},
     }

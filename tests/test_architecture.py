@@ -85,7 +85,7 @@ MAY_IMPORT = {
     "view": SIMULATED | {"worlds"},
     "worlds": SIMULATED,
     "environments": SIMULATED | {"worlds"},
-    "evaluation": SIMULATED | {"engine", "parallel", "fleet", "worlds"},
+    "evaluation": SIMULATED | {"engine", "reasoner", "parallel", "fleet", "worlds"},
     "training": SIMULATED | {"engine", "parallel", "fleet", "environments", "evaluation", "worlds"},
     "commands": BASE
     | {

@@ -125,6 +125,19 @@ class EvaluateCommand:
     """For native: also evaluate forward and inverse dynamics on this number of the expert's
     chunks, in scenes that were not used in training; about two seconds each. Default: 0.
     """
+    judge: str | None = None
+    """Ask after each episode whether its film shows success, and report how often the answer agrees
+    with the simulator: reasoner, a Cosmos 3 checkpoint with a vision encoder, or module:name, which
+    makes a function of (question, frames, fps) that answers in words.
+    """
+    judge_model: str | None = None
+    """For --judge reasoner: its checkpoint, a folder or hub repository; default: the evaluated one.
+    Each simulator loads it.
+    """
+    judge_question: str | None = None
+    """What the judge is asked, with {instruction} for the goal. Default: "Task: {instruction}. Did
+    the robot succeed? Answer yes or no."
+    """
     verify: bool = False
     """Read every byte of the checkpoint for its SHA-256, by which stored episodes are known,
     whatever is remembered of files of the same size, inode and times.

@@ -6,6 +6,7 @@
     policy_settings.py    the options of its policy
     plan.py               Condition: a row of the report; Assignment: one episode
     policies.py           the policy of an episode under a condition
+    judging.py            a judge that is asked about each episode's film
     runner.py             an assignment in, a record out
     folder.py             the folder: episodes written atomically, identified by settings, locked
     driver.py             the queue, and what happens when a process dies

@@ -23,7 +23,7 @@ from strands_cosmos3.evaluation.folder import RunFolder, without_times
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.runner import AssignmentRunner, failed_record
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.statistics import Record, achieved
+from strands_cosmos3.evaluation.statistics import Record, achieved, disagrees
 from strands_cosmos3.fleet.cluster import Reply, machines_alive
 from strands_cosmos3.fleet.replicas import ReplicaPool, replica_engine
 from strands_cosmos3.fleet.worker_slots import MAX_ATTEMPTS, WorkerPool, WorkerSlot
@@ -280,14 +280,16 @@ class Driver(WorkerPool):
 def failures_to_film(
     plan: Sequence[Assignment], records: Mapping[tuple[str, str, int], Record], films: int
 ) -> list[Assignment]:
-    """Return the first ``films`` failures of each row, by index. Following the policy's
-    instruction is no failure; an episode without an answer shows nothing.
+    """Return the first ``films`` failures of each row, by index, before them those that a judge
+    took for another outcome, successes too. Following the policy's instruction is no failure; an
+    episode without an answer shows nothing.
     """
     failures: list[Assignment] = []
     count: Counter[tuple[str, str]] = Counter()
-    for assignment in plan:
-        record = records.get(assignment.key)
-        if record is None or achieved(record) or not record["times"].get("answer_ms"):
+    known = [(a, records[a.key]) for a in plan if a.key in records]
+    for assignment, record in sorted(known, key=lambda pair: not disagrees(pair[1])):
+        wanted = disagrees(record) or not achieved(record)
+        if not wanted or not record["times"].get("answer_ms"):
             continue
         if count[assignment.row] < films:
             count[assignment.row] += 1

@@ -14,6 +14,7 @@ from typing import Any
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.evaluation.driver import Driver, Progress
 from strands_cosmos3.evaluation.folder import RunFolder
+from strands_cosmos3.evaluation.judging import judge_identity
 from strands_cosmos3.evaluation.policies import source_sha256
 from strands_cosmos3.evaluation.report import Report, make_report, write_report
 from strands_cosmos3.evaluation.settings import Settings
@@ -50,11 +51,12 @@ def evaluate(
 
     Raises:
         ConfigError: The folder, the options or the GPUs do not allow it; nothing was started.
-        CheckpointError: The model's folder cannot be read, or states another domain; nothing was
-            started.
+        CheckpointError: The model's folder cannot be read, or states another domain, or the judge's
+            checkpoint has no eyes; nothing was started.
         EvaluationError: The evaluation failed; finished episodes are stored.
     """
     answers = check_model(settings, verify)
+    judge_identity(settings)  # refuses a judge that cannot be asked
     with RunFolder(out, settings, resume) as folder:
         workers = settings.workers or default_workers(settings, len(os.sched_getaffinity(0)))
         driver = Driver(folder, workers, report=progress)

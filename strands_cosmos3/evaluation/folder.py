@@ -29,6 +29,7 @@ from uuid import uuid4
 
 from strands_cosmos3.checks import differences
 from strands_cosmos3.errors import ConfigError, EvaluationError
+from strands_cosmos3.evaluation.judging import judge_identity
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings, digest_of
 from strands_cosmos3.evaluation.statistics import Record, figures_of, loop_latency
@@ -133,7 +134,7 @@ class RunFolder(Closeable):
         if not self._is_sound(record, assignment):
             self.damaged.append(path)
             return None
-        if record["digest"] != self.settings.digest(assignment):
+        if record["digest"] != digest_of(self._identity(assignment)):
             raise ConfigError(
                 f"{path} is another episode: {self._difference(record, assignment)}. Choose "
                 "another --out."
@@ -161,9 +162,13 @@ class RunFolder(Closeable):
             return False
 
     def _difference(self, record: Record, assignment: Assignment) -> str:
-        new = _flat(self.settings.identity(assignment))
+        new = _flat(self._identity(assignment))
         stored = _flat(record["identity"])
         return "; ".join(differences(new, stored, "{0} was {2!r} and is {1!r}")[:3])
+
+    def _identity(self, assignment: Assignment) -> dict[str, Any]:
+        """That of the settings, and the judge's."""
+        return {**self.settings.identity(assignment), **judge_identity(self.settings)}
 
     def read_all(self, plan: Iterable[Assignment]) -> dict[tuple[str, str, int], Record]:
         """Return every stored episode of a plan, by key. Errors: as :meth:`read`."""
@@ -176,8 +181,8 @@ class RunFolder(Closeable):
             "condition": assignment.condition.name,
             "index": assignment.index,
             **record,
-            "identity": self.settings.identity(assignment),
-            "digest": self.settings.digest(assignment),
+            "identity": (identity := self._identity(assignment)),
+            "digest": digest_of(identity),
             "times": {**record["times"], "folder": self._id},  # what no comparison of runs looks at
         }
         stored = _with_checksum(stored)

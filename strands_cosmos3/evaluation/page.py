@@ -70,6 +70,7 @@ def _head(report: Mapping[str, Any]) -> dict[str, Any]:
         "world": settings["world"],
         "robot": "; ".join(filter(None, notes)),
         "policy": ", ".join(filter(None, policy)),
+        "judge": settings.get("judge"),
         "options": ", ".join(f"{name} {value}" for name, value in options.items()) or "presets",
         "SHA-256 of checkpoint or policy": report["model_sha256"],
         "episodes": _EPISODES.format_map({**report, **settings}),
@@ -143,9 +144,11 @@ def _failures(report: Mapping[str, Any], films: Mapping[str, str]) -> str:
     if not report["failures"]:
         return '<p class="dim">None.</p>'
     cards = "".join(_failure(failure, films) for failure in report["failures"])
+    wrong = ", those first about which the judge is wrong" * bool(report["settings"].get("judge"))
     return (
-        f'<p class="dim">The first {report["settings"]["films"]} of each row by index, run again '
-        f'with the same seed and recorded by the policy\'s cameras.</p><div class="films">{cards}'
+        f'<p class="dim">The first {report["settings"]["films"]} of each row by index{wrong}, run '
+        "again with the same seed and recorded by the policy's cameras.</p>"
+        f'<div class="films">{cards}'
         "</div>"
     )
 
@@ -154,6 +157,8 @@ def _failure(failure: Mapping[str, Any], films: Mapping[str, str]) -> str:
     lines = [f"“{failure['goal_instruction']}”"]
     if failure["policy_instruction"] != failure["goal_instruction"]:
         lines.append(f"policy instruction: “{failure['policy_instruction']}”")
+    if judged := failure.get("judged"):
+        lines.append(f"the judge: “{judged['answer']}”" + " (wrong)" * failure["disagrees"])
     if failure["fault"]:
         lines.append(failure["fault"])
     if failure["film_is_equal"] is False:

@@ -195,7 +195,7 @@ class ConditionedPolicy(Policy):
             for key, value in observation_dict.items()
         }
         started = time.perf_counter()
-        with _blamed(BackendError, f"policy {self.provider_name} raised"):
+        with blamed(BackendError, f"policy {self.provider_name} raised"):
             steps = list(self._inner.get_actions_sync(observation, instruction, **kwargs))
         self.answer_ms.append((time.perf_counter() - started) * 1e3)
         return steps
@@ -214,7 +214,7 @@ class ConditionedPolicy(Policy):
         self._call("reset", seed)
 
     def _call(self, name: str, value: Any) -> None:
-        with _blamed(BackendError, f"policy {self.provider_name} raised in {name}"):
+        with blamed(BackendError, f"policy {self.provider_name} raised in {name}"):
             self._member(name)(value)
 
     def _member(self, name: str) -> Any:
@@ -233,8 +233,7 @@ def load_policy(name: str) -> Any:
     Raises:
         ConfigError: It cannot be made, or what it makes has no ``get_actions_sync``.
     """
-    with _blamed(ConfigError, _UNMADE.format(name)):
-        policy = _factory(name)()
+    policy = made_by(name, "policy")
     if not hasattr(policy, "get_actions_sync"):
         raise ConfigError(
             f"policy {name!r} is a {type(policy).__name__} without "
@@ -243,12 +242,20 @@ def load_policy(name: str) -> Any:
     return policy
 
 
-def source_sha256(name: str) -> str:
+def made_by(name: str, what: str) -> Any:
+    """Return what ``module:name``, a class or function without arguments, makes; ConfigError if it
+    makes nothing. ``what`` is the message's word for it.
+    """
+    with blamed(ConfigError, _UNMADE.format(what, name)):
+        return _factory(name)()
+
+
+def source_sha256(name: str, what: str = "policy") -> str:
     """Return the SHA-256 of the files of ``module:name``: where it is named, where it is defined,
     and what these name in their own folders
     (:func:`~strands_cosmos3.evaluation.sources.sources_of`). Errors: as :func:`load_policy`.
     """
-    with _blamed(ConfigError, _UNMADE.format(name)):
+    with blamed(ConfigError, _UNMADE.format(what, name)):
         modules = name.partition(":")[0], _factory(name).__module__
         digests = {sha256(path) for module in modules for path in sources_of(module)}
         return hashlib.sha256("".join(sorted(digests)).encode()).hexdigest()
@@ -260,8 +267,8 @@ def _factory(name: str) -> Any:
 
 
 @contextmanager
-def _blamed(kind: type[Cosmos3Error], what: str) -> Iterator[None]:
-    """Raise whatever another project's code raises as an error of this package."""
+def blamed(kind: type[Cosmos3Error], what: str) -> Iterator[None]:
+    """Raise whatever another project's code raises as an error of this package, of a kind."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -269,6 +276,6 @@ def _blamed(kind: type[Cosmos3Error], what: str) -> Iterator[None]:
 
 
 _UNMADE = (
-    "policy {!r} cannot be made (give module:name of a class or function without arguments; for a "
+    "{} {!r} cannot be made (give module:name of a class or function without arguments; for a "
     "module in this folder set PYTHONPATH=.):"
 )

@@ -14,7 +14,7 @@ from strands_cosmos3.evaluation.folder import RunFolder
 from strands_cosmos3.evaluation.page import page
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.settings import Settings
-from strands_cosmos3.evaluation.statistics import Record, loop_latency, summarise
+from strands_cosmos3.evaluation.statistics import Record, disagrees, loop_latency, summarise
 from strands_cosmos3.resources import load_json, write_json, write_text
 from strands_cosmos3.robots.catalogue import get_robot
 
@@ -52,6 +52,7 @@ def make_report(
         "hung": [a.label for a in plan if a.key in records and "hung" in records[a.key]["times"]],
         "model_sha256": _first(records.values(), "model_sha256"),
         "model_label": _label(settings.policy.model),
+        "judge_label": settings.judge and _label(settings.judge_model or settings.policy.model),
         "robot": {
             "name": get_robot(settings.robot or settings.get_world().robots[0]).name,
             "assumed": _first(records.values(), "assumed") is True,
@@ -92,6 +93,8 @@ def _failure(folder: RunFolder, assignment: Assignment, record: Record) -> dict[
         "ended": ended(record),
         "duration_s": record["duration_s"],
         "fault": record.get("fault"),
+        "judged": record.get("judged"),
+        "disagrees": disagrees(record),
         "film": None if film is None else str(film.relative_to(folder.path)),
         "film_is_equal": is_equal,
         "repeat": repeat_command(folder.settings, assignment),

@@ -19,6 +19,7 @@ from strands_cosmos3.errors import (
     NonFiniteError,
     ShapeError,
 )
+from strands_cosmos3.evaluation.judging import open_judge
 from strands_cosmos3.evaluation.plan import Assignment
 from strands_cosmos3.evaluation.policies import Monitor, PolicySource
 from strands_cosmos3.evaluation.settings import Settings
@@ -35,12 +36,13 @@ class AssignmentRunner:
     """Runs episodes one after the other, with a shared ``engine`` or one of its own.
 
     Raises:
-        CheckpointError, ConfigError, EnvironmentalError: Policy or world cannot be opened.
+        CheckpointError, ConfigError, EnvironmentalError: Policy, judge or world cannot be opened.
     """
 
     def __init__(self, settings: Settings, engine: Any = None):
         self.settings = settings
         self._policies = PolicySource(settings, engine)
+        self._judge = open_judge(settings)
         self.session = settings.get_world().open(settings.robot, task=settings.tasks[0])
 
     def run(self, assignment: Assignment) -> Record:
@@ -80,6 +82,10 @@ class AssignmentRunner:
             noise_seed=assignment.noise_seed(self.settings.noise_seed),
             video=video,
         )
+        judge = self._judge if video is None else None
+        if judge is not None:
+            judge.look(self.session)
+            options = replace(options, on_tick=judge.look)
         wall_s = time.perf_counter()
         cpu_s = time.process_time()
         try:
@@ -88,6 +94,8 @@ class AssignmentRunner:
             record = failed_record(assignment, f"{type(error).__name__}: {error}")
         if monitor.lost is not None:
             raise monitor.lost
+        if judge is not None:
+            record["judged"] = judge.judged(assignment, self.session)
         record["model_sha256"] = self._policies.model_sha256
         record["times"] |= {
             "wall_s": round(time.perf_counter() - wall_s, 6),

@@ -43,6 +43,11 @@ from strands_cosmos3.worlds.world import REWORDINGS
 
 _LEAST = {"seeds": 1, "films": 0, "clips": 0, "workers": 1}
 _MOST = 1_000_000  # episodes of a task and condition: all are planned before the first one runs
+REASONER = "reasoner"
+"""The judge that is a checkpoint."""
+INSTRUCTION = "{instruction}"
+QUESTION = "Task: {instruction}. Did the robot succeed? Answer yes or no."
+"""The judge's question, unless another one is set."""
 DEFAULT_SEEDS = 100
 """Episodes of each task and condition, unless the world has official starts."""
 _DIALECT_OF_EMBODIMENT: Mapping[str, str] = {"libero": "libero"}
@@ -69,6 +74,11 @@ class Settings:
             neither.
         num_gpus, total_shard: GPUs and replicas of the :attr:`topology`, whose degrees are the
             policy's.
+        judge: Who is asked after each episode whether its film shows success: ``reasoner``, or
+            ``module:name`` (:mod:`.judging`); None is nobody.
+        judge_model: The reasoner's checkpoint; None is the policy's.
+        judge_question: What it is asked, with ``{instruction}`` for the goal; empty is
+            :data:`QUESTION`.
 
     Raises:
         ConfigError, UnknownNameError, InputError: The settings are invalid; nothing was started or
@@ -93,6 +103,9 @@ class Settings:
     clips: int = 0
     num_gpus: int = 0
     total_shard: int | None = None
+    judge: str | None = None
+    judge_model: str | None = None
+    judge_question: str = ""
 
     def __post_init__(self) -> None:
         typed_fields(self)
@@ -109,6 +122,7 @@ class Settings:
         require_distinct(self.conditions)
         self._check_world()
         self._check_policy(sharded)
+        self._check_judge()
 
     @property
     def topology(self) -> Topology:
@@ -213,6 +227,29 @@ class Settings:
             robot = self.robot or world.robots[0]
             borrowed(robot, self.embodiment, policy.backend, policy.borrow_domain)
 
+    def _check_judge(self) -> None:
+        alone = self.judge_model is not None and self.judge != REASONER
+        if alone or (self.judge_question and self.judge is None):
+            raise ConfigError(
+                f"judge={self.judge!r}: judge_model belongs to judge {REASONER!r}, and "
+                "judge_question to any judge; add it, or leave them out."
+            )
+        if self.judge == REASONER and (self.judge_model or self.policy.model) is None:
+            raise ConfigError(
+                f"backend {self.policy.backend!r} has no checkpoint that could judge; name one "
+                "with a vision encoder as judge_model."
+            )
+        if INSTRUCTION not in self.question:
+            raise ConfigError(
+                f"judge_question {self.judge_question!r} names no goal; write {INSTRUCTION} where "
+                f"the instruction belongs, as in {QUESTION!r}."
+            )
+
+    @property
+    def question(self) -> str:
+        """What the judge is asked, with :data:`INSTRUCTION` for the goal."""
+        return self.judge_question or QUESTION
+
     @property
     def embodiment(self) -> str:
         """The embodiment whose rows the policy answers."""
@@ -271,10 +308,6 @@ class Settings:
             "clips": self.clips,
             "seed": self.seed,
         }
-
-    def digest(self, assignment: Assignment) -> str:
-        """Return a hash of :meth:`identity`, 16 characters."""
-        return digest_of(self.identity(assignment))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the settings for JSON, without the token."""

@@ -75,7 +75,7 @@ def row_of(
     goal, and ``same_goal`` the share of episodes in which both are equal by chance.
     ``waited_s_mean`` is how long the arm had no motion to follow, in simulated seconds per episode.
     ``seam_rad_s`` is how much the fastest joint's velocity changes where a chunk joins the motion:
-    percentiles of episodes' medians.
+    percentiles of episodes' medians. ``judged`` is how a judge agrees (:func:`judgement_of`).
     """
     pairs = [(a, records[a.key]) for a in plan if a.key in records]
     episodes = [record for _, record in pairs]
@@ -89,6 +89,8 @@ def row_of(
     }
     if by_category := _by_category(pairs):
         row["by_category"] = by_category
+    if judged := [record for record in episodes if "judged" in record]:
+        row["judged"] = judgement_of(judged)
     if len(instructions := {a.goal_instruction for a in plan}) == 1:
         row["instruction"] = instructions.pop()
     if condition.policy.text in ("swapped", "shuffled"):
@@ -121,6 +123,31 @@ def figures_of(episodes: Sequence[Record]) -> dict[str, Any]:
         "answer_ms": percentiles([ms for each in times for ms in each.get("answer_ms", [])]),
         "cpu_s_mean": _mean([each["cpu_s"] for each in times if "cpu_s" in each]),
     }
+
+
+def judgement_of(judged: Sequence[Record]) -> dict[str, Any]:
+    """Return how a judge's answers agree with the simulator: ``agreement``, in which an unclear
+    answer is none; ``table``, the episodes by what was said (yes, no, unclear) and what was
+    (success, failure); and ``likelier``, the agreement of one who always says what is more
+    frequent.
+    """
+    outcomes = ("failure", "success")
+    count = Counter((each["judged"]["said"], outcomes[bool(each["success"])]) for each in judged)
+    successes = sum(bool(record["success"]) for record in judged)
+    return {
+        "agreement": rate_of([not disagrees(record) for record in judged]),
+        "table": {
+            said: {outcome: count[said, outcome] for outcome in outcomes}
+            for said in ("yes", "no", "unclear")
+        },
+        "likelier": max(successes, len(judged) - successes) / len(judged),
+    }
+
+
+def disagrees(record: Record) -> bool:
+    """Whether a judge was asked, and did not say what the simulator does."""
+    expected = "yes" if record["success"] else "no"
+    return record.get("judged", {}).get("said", expected) != expected
 
 
 def followed(record: Record) -> bool:

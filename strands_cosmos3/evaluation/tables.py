@@ -15,6 +15,11 @@ _FOLLOWED = (
     "reads it follows it; one that ignores it reaches the goal, or neither. Same goal: share of "
     "episodes in which both are equal by chance."
 )
+_AGREEMENT = (
+    "What the judge says of each film, and how many of these episodes failed and succeeded. An "
+    "unclear answer agrees with neither. Always likelier: the agreement of one who always says "
+    "what is more frequent."
+)
 _CHANGE = "; pp: percentage points relative to the first row, over the same episodes."
 _LATENCY = (
     "Wall-clock time from a request to the policy until its answer, including the wait for a "
@@ -77,6 +82,9 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
             _followed_cells,
             _FOLLOWED,
         )
+    if judged := [row for row in rows if "judged" in row]:
+        heads = ("agrees", "%", "95 % interval", "always\nlikelier, %", "yes", "no", "unclear")
+        yield _table("The judge's answers", heads, judged, _judged_cells, _AGREEMENT)
     categories = list(dict.fromkeys(name for row in rows for name in row.get("by_category", ())))
     if len(categories) > 1:
         yield _table(
@@ -140,6 +148,14 @@ def _followed_cells(row: Row) -> tuple[Cell, ...]:
         share if share["of"] else "",
         "" if same is None else f"{percent(same)} %",
     )
+
+
+def _judged_cells(row: Row) -> tuple[Cell, ...]:
+    judged = row["judged"]
+    agreement = judged["agreement"]
+    said = ("{failure} failed, {success} succeeded".format_map(n) for n in judged["table"].values())
+    likelier = percent(judged["likelier"])
+    return _count(agreement), percent(agreement["rate"]), agreement, likelier, *said
 
 
 def _motion_cells(row: Row) -> tuple[Cell, ...]:
@@ -208,6 +224,8 @@ def notices_of(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for everything that a reader of the figures must know."""
     if report["model_label"]:
         yield f"This checkpoint's label: {report['model_label']}."
+    if report.get("judge_label"):
+        yield f"The label of the judge's checkpoint: {report['judge_label']}."
     if missing := report["planned"] - report["episodes"]:
         yield (
             f"Not finished: {missing} episode{'s' * (missing > 1)} missing; run the same command "

@@ -13,7 +13,7 @@ from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundErro
 from strands_cosmos3.evaluation.evaluate import default_workers
 from strands_cosmos3.evaluation.plan import Condition, PolicyVariation
 from strands_cosmos3.evaluation.policy_settings import PolicySettings
-from strands_cosmos3.evaluation.settings import Settings, make_settings, read_options
+from strands_cosmos3.evaluation.settings import Settings, digest_of, make_settings, read_options
 from strands_cosmos3.fleet.topology import Topology
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.robots.catalogue import get_robot, write_robot
@@ -156,16 +156,18 @@ def test_identity_is_what_decides_a_result_and_nothing_else():
         {"tasks": "pick,reach"},
         {"conditions": "plain,swapped"},
     ):
-        assert make_settings({"tasks": "reach", "seeds": 3, **other}).digest(first) == base.digest(
+        assert make_settings({"tasks": "reach", "seeds": 3, **other}).identity(
             first
-        ), other
+        ) == base.identity(first), other
     for other in ({"duration": 5.0}, {"control_frequency": 100.0}, {"replan_rows": 4}):
-        assert make_settings({"tasks": "reach", **other}).digest(first) != base.digest(first), other
+        assert make_settings({"tasks": "reach", **other}).identity(first) != base.identity(first), (
+            other
+        )
     model = make_settings({"tasks": "reach", "model": "c", "num_gpus": 4, "tp": 2})
     more = make_settings({"tasks": "reach", "model": "c", "num_gpus": 8, "tp": 2})
     wider = make_settings({"tasks": "reach", "model": "c", "num_gpus": 4, "tp": 4})
-    assert model.digest(first) == more.digest(first) != wider.digest(first)
-    assert len({base.digest(a) for a in base.plan()}) == 3
+    assert model.identity(first) == more.identity(first) != wider.identity(first)
+    assert len({digest_of(base.identity(a)) for a in base.plan()}) == 3
 
 
 def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp_path):
@@ -176,7 +178,7 @@ def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp
     assert settings.to_dict()["policy"]["offload_text"] is True
     first = plain.plan()[0]
     kept = make_settings({"model": "c", "offload_text": True, "text_cache_bytes": 0})
-    assert settings.digest(first) != plain.digest(first) == kept.digest(first)
+    assert settings.identity(first) != plain.identity(first) == kept.identity(first)
     assert "compile" not in plain.identity(first)["policy"]
 
 
@@ -246,7 +248,7 @@ def own(tmp_path: Path) -> Path:
 def test_another_robots_episodes_are_others(own: Path):
     def digest(**options):
         settings = make_settings({"tasks": "reach", **options})
-        return settings.digest(settings.plan()[0])
+        return digest_of(settings.identity(settings.plan()[0]))
 
     panda, ur5e, mine = digest(), digest(robot="ur5e"), digest(robot=str(own))
     assert len({panda, ur5e, mine}) == 3

@@ -9,6 +9,7 @@ import time
 import numpy as np
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
+from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.types import ActionChunk, Observation, Outcome, Rollout
 from strands_cosmos3.worlds import Executed, Session, Task, World
 
@@ -56,6 +57,8 @@ class SmallSession(Session):
 
     def run(self, policy, options=None):
         time.sleep(EPISODE_S)
+        if options.on_tick is not None:
+            options.on_tick(self)
         start, differs = self.start, options.instruction != self.start.instruction
         good = start.index % 2 == 0 and not differs
         return Rollout(
@@ -78,4 +81,6 @@ class SmallSession(Session):
         return Executed(False, 0.0)
 
     def draw(self):
-        return {}
+        """Pictures as bright as the episode's index."""
+        views = get_embodiment("droid").view_names
+        return {name: np.full((18, 32, 3), self.start.index, np.uint8) for name in views}
