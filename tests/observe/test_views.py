@@ -36,6 +36,15 @@ def test_composite():
         assert np.abs(made[360:, left : left + 320] - quarter).max() <= 0.5
 
 
+def test_halved_views_are_resampled_bilinearly_to_the_bit():
+    given = {name: picture(180, 320, i) for i, name in enumerate(DROID_RIG.views)}
+    made = compose(given, DROID_RIG)
+    for view, left in (("exterior_1", 0), ("exterior_2", 320)):
+        boxed = letterbox(given[view], (360, 640))
+        expected = np.floor(resize(boxed, (180, 320), "bilinear", antialias=False) + 0.5)
+        np.testing.assert_array_equal(made[360:, left : left + 320], expected)
+
+
 def test_composite_tells_left_from_right_and_what_is_missing():
     flat = {
         name: np.full((90, 160, 3), v, np.uint8)
