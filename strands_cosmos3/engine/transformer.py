@@ -252,15 +252,19 @@ class DecoderLayer(nn.Module):
         """
         normed = self.at("attention_norm")(x_ND)
         attend = attention(rotate(self.keys(normed), rope).transpose(-3, -2), self.values(normed))
-        return [
+        hidden = [
             self._group(x_ND[..., group, :], normed[..., group, :], _part(rope, group), attend)
             for group in groups
         ]
+        del normed, attend  # the MLP needs their memory
+        return [self.with_mlp(group) if group.shape[-2] else group for group in hidden]
 
     def _group(
         self, x_ND: torch.Tensor, normed_ND: torch.Tensor, rope: Rope, attend: Attend
     ) -> torch.Tensor:
-        return self.finish(x_ND, attend(self.queries(normed_ND, rope))) if x_ND.shape[-2] else x_ND
+        if not x_ND.shape[-2]:
+            return x_ND
+        return self.with_attended(x_ND, attend(self.queries(normed_ND, rope)))
 
     def queries(self, normed_ND: torch.Tensor, rope: Rope) -> torch.Tensor:
         """[h, N, d], normalised and rotated."""
@@ -276,9 +280,12 @@ class DecoderLayer(nn.Module):
         """[k, N, d]"""
         return self._heads(self.at("v")(normed_ND)).transpose(-3, -2)
 
-    def finish(self, x_ND: torch.Tensor, attended_hNd: torch.Tensor) -> torch.Tensor:
-        """Output projection and MLP, each with its residual."""
-        x_ND = self.at("out")(attended_hNd.transpose(-3, -2).flatten(-2)).add_(x_ND)
+    def with_attended(self, x_ND: torch.Tensor, attended_hNd: torch.Tensor) -> torch.Tensor:
+        """Output projection and its residual."""
+        return self.at("out")(attended_hNd.transpose(-3, -2).flatten(-2)).add_(x_ND)
+
+    def with_mlp(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """MLP and its residual."""
         return self.at("mlp")(self.at("mlp_norm")(x_ND)).add_(x_ND)
 
     def _heads(self, flat: torch.Tensor) -> torch.Tensor:
@@ -322,7 +329,8 @@ class TextTower(nn.Module):
                 if i + 1 < len(self.layers):
                     k_kSd = rotate(k_Skd, rope).transpose(-3, -2)
                     q_hSd = layer.queries(normed, rope)
-                    x_SD = layer.finish(x_SD, grouped_attention(q_hSd, k_kSd, v_kSd, causal=True))
+                    attended_hSd = grouped_attention(q_hSd, k_kSd, v_kSd, causal=True)
+                    x_SD = layer.with_mlp(layer.with_attended(x_SD, attended_hSd))
         return TextKV(tuple(layers_kv))
 
 

@@ -115,9 +115,13 @@ class SharedSequence:
             if memory:
                 ready.append(over_prompts(prompts, *map(self._without_padding, memory)))
                 memory.clear()
-            attended_BNhd = ready[0](_in_turn(queries_PBnhd).transpose(1, 2)).transpose(1, 2)
-            of_ranks = attended_BNhd.unflatten(1, (-1, self.group.size)).movedim(2, 0)
-            (attended_PBnhd,) = self._exchange([of_ranks])
+            queries_BNhd = _in_turn(queries_PBnhd)
+            del queries_PBnhd  # with it all that was received, of which it is a view
+            attended_BNhd = ready[0](queries_BNhd.transpose(1, 2)).transpose(1, 2)
+            del queries_BNhd
+            returned = [attended_BNhd.unflatten(1, (-1, self.group.size)).movedim(2, 0)]
+            del attended_BNhd
+            (attended_PBnhd,) = self._exchange(returned)
             return attended_PBnhd.movedim(0, 2).flatten(2, 3).transpose(1, 2)
 
         return attend
