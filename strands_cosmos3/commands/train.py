@@ -33,7 +33,8 @@ class Train:
     Only the weights that --train names are trained. Writes <out>/checkpoint. The state is saved
     every two minutes, on Ctrl-C and on SIGTERM; run the command again to resume.
 
-    On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ...
+    On several processes: torchrun --nproc-per-node N -m strands_cosmos3 train ... Several machines
+    (docs/scaling.md) share the folder of the run.
     """
 
     out: Path
@@ -112,7 +113,11 @@ class Train:
         from strands_cosmos3.engine.checkpoint import Checkpoint, locate
         from strands_cosmos3.training.arm_columns import ArmKeys
         from strands_cosmos3.training.post import PostTraining
-        from strands_cosmos3.training.sharding import processes, rank_0_first
+        from strands_cosmos3.training.sharding import (
+            processes,
+            rank_0_first,
+            require_one_folder,
+        )
 
         keys = ArmKeys(pose=self.pose_key, cameras=self.camera_keys)
         with ExitStack() as stack:
@@ -120,6 +125,7 @@ class Train:
             with rank_0_first(shard):
                 dataset = locate_dataset(self.dataset, "--dataset")  # before a folder is made
             stack.enter_context(locked_run(self.out, shard))
+            require_one_folder(self.out, shard)
             show = stack.enter_context(training_progress(console, shard.rank == 0))
             if self.verify and not shard.rank:
                 Checkpoint.open(locate(self.model)).read_anew()

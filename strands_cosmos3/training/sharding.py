@@ -5,15 +5,19 @@ CPUs and NCCL on GPUs.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import naming_lost_ranks, patient_group
+from strands_cosmos3.parallel.launched import told, watch_machines
 from strands_cosmos3.training.flow import TrainedPolicy
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import DataShard
@@ -24,7 +28,8 @@ def processes() -> Iterator[DataShard]:
     """Join the processes that torchrun started; yield this one's data shard. Each must end with
     ``exit_rank``.
 
-    Raises RankLostError, which names the ranks that are gone, where an exchange fails.
+    Raises RankLostError, which names the ranks that are gone, where an exchange fails. On several
+    machines a lost one ends all of them.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield DataShard()
@@ -32,6 +37,7 @@ def processes() -> Iterator[DataShard]:
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    watch_machines()
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         with naming_lost_ranks("training"):
@@ -39,6 +45,30 @@ def processes() -> Iterator[DataShard]:
             dist.barrier()  # no process leaves during another's last exchange
     finally:
         dist.destroy_process_group()
+
+
+def require_one_folder(folder: Path, share: DataShard) -> None:
+    """Raise a ConfigError where a folder is not the one that rank 0 has, on another machine: what
+    rank 0 writes would be missing there.
+    """
+    if told("GROUP_WORLD_SIZE", 1) == 1:
+        return
+    group = patient_group()
+    number = torch.tensor(time.time_ns())
+    dist.broadcast(number, 0, group)
+    mark = folder / f".one-folder-{int(number)}"
+    if not share.rank:
+        mark.touch()
+    dist.barrier(group)
+    seen = mark.exists()
+    dist.barrier(group)
+    if not share.rank:
+        mark.unlink()
+    if not seen:
+        raise ConfigError(
+            f"--out {folder} is another folder than on rank 0's machine; give one that all "
+            "machines share, such as a network file system's."
+        )
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from strands_cosmos3.datasets.arm_rows import pose7, raw_rows
 from strands_cosmos3.observe import views
 from strands_cosmos3.training.options import PostConfig
 from strands_cosmos3.training.post import PostTraining
-from strands_cosmos3.training.sharding import processes, rank_0_first
+from strands_cosmos3.training.sharding import processes, rank_0_first, require_one_folder
 
 SMALL = FactorySizes(32, 2, 2, 1, 16, 48, 16, shards=2)
 SMALL_CANVAS = {480: ((32, 48),)}
@@ -67,6 +67,7 @@ def made_up_arm(root: Path, tasks: tuple[str, ...]) -> Path:
 def main(source: Path, dataset: Path, folder: Path, until: int | None = None) -> None:
     torch.set_num_threads(1)
     with patch.object(views, "TIERS", SMALL_CANVAS), processes() as share:
+        require_one_folder(folder, share)
         with rank_0_first(share):
             post = PostTraining(source, dataset, folder, SHARED, shard=share)
         post.run(until)
