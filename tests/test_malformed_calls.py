@@ -27,12 +27,12 @@ from strands_cosmos3 import datasets, policy, sim, worlds
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.embodiments import DROID_RIG, Sampling
 from strands_cosmos3.errors import Cosmos3Error
+from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.options import options_of
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.reasoner.options import AskOptions
 from strands_cosmos3.reasoner.pixels import Film
 from strands_cosmos3.robots.panda import ARM_JOINTS, FER, HOME_Q
-from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import ActionChunk, Observation
 
 ROOT = Path(package.__file__).parents[1]

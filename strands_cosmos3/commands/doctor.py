@@ -178,7 +178,7 @@ def _film() -> str:
 
     import numpy as np
 
-    from strands_cosmos3.sim.record import VideoWriter
+    from strands_cosmos3.films import VideoWriter
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "film.mp4"

@@ -1,26 +1,16 @@
-"""Films: a video file that appears only when it is complete, and the layout of its frames."""
+"""The layout of a film's frames."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
-from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from strands_cosmos3.checks import positive
-from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.extras import needed_by
-from strands_cosmos3.resources import require_creatable
-
 Frame = NDArray[np.uint8]
-_SUFFIXES = (".mp4", ".mkv", ".mov")
-_ENCODER = {"crf": "20", "preset": "veryfast"}
 _PAPER = (24, 25, 28)
 _INK = (226, 228, 232)
 _FAINT = (150, 154, 162)
@@ -30,80 +20,6 @@ _GOOD = (38, 122, 68)
 _BAD = (150, 60, 40)
 _GAP_PX = 8
 _SHADE = 0.58  # of the paper's colour in the caption's band
-
-
-class VideoWriter:
-    """Writes frames to a film (H.264, yuv420p). As a context manager it keeps the film only if the
-    block succeeded.
-
-    Frames go to a hidden file beside ``path``, which replaces it in :meth:`close`. Missing folders
-    are made.
-
-    Attributes:
-        frames: Frames written so far.
-        kept: The finished film, once :meth:`close` has moved it to its place; else None.
-
-    Raises:
-        InputError, ConfigError: fps is not above zero; a suffix not .mp4, .mkv or .mov.
-        MissingDependencyError: PyAV is not installed.
-    """
-
-    def __init__(self, path: str | Path, fps: float):
-        self.path = Path(path).expanduser()
-        if self.path.suffix.lower() not in _SUFFIXES:
-            raise ConfigError(
-                f"a film's name must end in {', '.join(_SUFFIXES)}, got {str(path)!r}."
-            )
-        self._rate = Fraction(positive(fps, "fps")).limit_denominator(1000)
-        require_creatable(self.path, "the film")
-        with needed_by("a film"):
-            import av
-        self._hidden = self.path.with_name(
-            f".{self.path.stem}.{os.getpid()}.{id(self):x}{self.path.suffix}"
-        )
-        self._av: Any = av
-        self._stream: Any = None
-        self._container: Any = av.open(str(self._hidden), "w")
-        self.frames = 0
-        self.kept: Path | None = None
-
-    def write(self, frame: Frame) -> None:
-        """Append a frame [H, W, 3] uint8; height and width even, and the same for every frame."""
-        stream = self._stream
-        if stream is None:
-            stream = self._container.add_stream("libx264", rate=self._rate, options=_ENCODER)
-            stream.height, stream.width, _ = frame.shape
-            stream.pix_fmt = "yuv420p"
-            self._stream = stream
-        picture = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
-        self._container.mux(stream.encode(picture))
-        self.frames += 1
-
-    def close(self, keep: bool = True) -> None:
-        """Finish the film and move it to ``path``, if it has a frame; closing twice is harmless.
-
-        Without ``keep`` it is deleted; an older one at ``path`` stays.
-        """
-        container = self._container
-        self._container = None
-        if container is None:
-            return
-        try:
-            if self._stream is not None:
-                if keep:
-                    container.mux(self._stream.encode(None))
-                container.close()
-                if keep:
-                    os.replace(self._hidden, self.path)
-                    self.kept = self.path.absolute()
-        finally:
-            self._hidden.unlink(missing_ok=True)
-
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(keep=error is None)
 
 
 def compose_film(

@@ -22,8 +22,8 @@ from strands_cosmos3.embedded import embedded_checkpoint  # noqa: E402
 from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.errors import ConfigError, InputError, NonFiniteError, ShapeError  # noqa: E402
+from strands_cosmos3.films import VideoWriter  # noqa: E402
 from strands_cosmos3.policy import Cosmos3Policy  # noqa: E402
-from strands_cosmos3.sim.record import VideoWriter  # noqa: E402
 from strands_cosmos3.types import Mode, Observation, Request  # noqa: E402
 
 VIEWS = {

@@ -140,7 +140,7 @@ def test_one_of_several_chunks_of_an_action_file(infer, tmp_path):
 
 
 def test_inverse_dynamics_from_a_film(infer, tmp_path):
-    from strands_cosmos3.sim.record import VideoWriter
+    from strands_cosmos3.films import VideoWriter
 
     film = tmp_path / "clip.mp4"
     with VideoWriter(film, 15) as writer:
@@ -164,7 +164,7 @@ def test_inverse_dynamics_from_a_film(infer, tmp_path):
 
 def test_a_film_is_read_at_the_domain_s_rate(infer, tmp_path, capsys):
     """30 frames a second are six for each row of bridge, and no whole number for libero."""
-    from strands_cosmos3.sim.record import VideoWriter
+    from strands_cosmos3.films import VideoWriter
 
     film = tmp_path / "clip.mp4"
     with VideoWriter(film, 30) as writer:

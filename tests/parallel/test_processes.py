@@ -383,7 +383,7 @@ def test_torchrun_ends_all_where_one_is_killed_and_on_ctrl_c(checkpoints, pictur
 @pytest.mark.slow
 def test_every_example_of_the_multi_gpu_page(checkpoints, picture, tmp_path):
     """With our program's name, and fewer steps on a small canvas."""
-    from strands_cosmos3.sim.record import VideoWriter
+    from strands_cosmos3.films import VideoWriter
 
     film = tmp_path / "obs.mp4"
     with VideoWriter(film, 15) as writer:

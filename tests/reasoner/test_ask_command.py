@@ -12,8 +12,8 @@ from helpers.environments import ROOT
 from reasoner.conftest import QUESTION
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.reasoner.options import AskOptions
-from strands_cosmos3.sim.record import VideoWriter
 
 
 @pytest.fixture(scope="module")

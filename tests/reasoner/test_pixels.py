@@ -7,8 +7,8 @@ from PIL import Image
 
 from reasoner.conftest import KINDS, QUESTION
 from strands_cosmos3.errors import InputError, ResourceNotFoundError, ShapeError
+from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.reasoner.pixels import Film
-from strands_cosmos3.sim.record import VideoWriter
 
 MEAN, DEVIATION = 0.5, 0.5  # of preprocessor_config.json
 

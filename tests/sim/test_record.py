@@ -7,9 +7,10 @@ import pytest
 
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.observe.views import compose, compose_for_tier, resize
 from strands_cosmos3.sim.film import VideoRecorder, composite, observed_picture
-from strands_cosmos3.sim.record import VideoWriter, compose_film
+from strands_cosmos3.sim.record import compose_film
 from strands_cosmos3.worlds.arms import Robot
 
 av = pytest.importorskip("av")

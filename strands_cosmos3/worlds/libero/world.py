@@ -23,11 +23,11 @@ from strands_cosmos3.errors import (
     InstructionError,
     UnknownNameError,
 )
+from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.observe.prompts import libero_caption
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.policy.policy import step_values
 from strands_cosmos3.sim.interrupt import deferred_interrupt
-from strands_cosmos3.sim.record import VideoWriter
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Outcome, Rollout
 from strands_cosmos3.worlds.libero.expert import LiberoExpert
 from strands_cosmos3.worlds.libero.protocol import CONTROL_HZ, DEFAULT_PROTOCOL, get_protocol
