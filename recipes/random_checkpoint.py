@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from recipes.random_ears import SOUND, write_ears
 from recipes.random_eyes import PADS, write_eyes
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.metadata import write_metadata
@@ -83,17 +84,19 @@ def write_checkpoint(
     seed: int = 0,
     digests: bool = False,
     eyes: bool = False,
+    ears: bool = False,
 ) -> Path:
     """Write a small random checkpoint; its metadata says that its outputs mean nothing.
 
     ``relu2`` is Edge's kind, ``silu`` that of the others. Without ``sizes`` it is the smallest that
     tests everything. ``digests`` records the SHA-256 of every weight file. ``eyes`` adds a vision
-    encoder, so that it answers questions (:mod:`recipes.random_eyes`).
+    encoder, so that it answers questions (:mod:`recipes.random_eyes`), ``ears`` what predicts sound
+    (:mod:`recipes.random_ears`).
     """
     folder = Path(folder)
     sizes = sizes or FactorySizes()
     vocab = write_tokenizer(folder / "text_tokenizer", special=(*_SPECIAL, *PADS * eyes))
-    data = transformer_config(sizes, hidden_act, vocab)
+    data = transformer_config(sizes, hidden_act, vocab) | (SOUND if ears else {})
     generator = torch.Generator().manual_seed(seed)
     config = TransformerConfig.from_dict(data)
     weights = {
@@ -104,6 +107,8 @@ def write_checkpoint(
     fields = {"variant": f"small-{hidden_act}", "action_space": action_space, "label": LABEL}
     if eyes:
         write_eyes(folder, seed)
+    if ears:
+        write_ears(folder, seed)
     write_metadata(folder, {**fields, "sha256": weight_digests(folder) if digests else None})
     return folder
 

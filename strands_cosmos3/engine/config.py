@@ -64,7 +64,8 @@ class TransformerConfig:
     # position gap between text and the first frame
     unified_3d_mrope_temporal_modality_margin: int = 15000
     timestep_scale: float = 0.001  # factor on the timestep before its embedding
-    sound_dim: int | None = None
+    sound_dim: int | None = None  # channels of sound latents; None without sound
+    sound_latent_fps: float = 25.0  # sound latents a second
 
     @property
     def patch_dim(self) -> int:
@@ -117,7 +118,13 @@ class TransformerConfig:
                 or not 0 < (self.sound_dim or 1) <= _LARGEST["hidden_size"]
             ),
         }
-        for name in ("rms_norm_eps", "rope_theta", "base_fps", "timestep_scale"):
+        for name in (
+            "rms_norm_eps",
+            "rope_theta",
+            "base_fps",
+            "timestep_scale",
+            "sound_latent_fps",
+        ):
             value = getattr(self, name)
             is_wrong[f"{name} is {value!r}, not a positive number"] = not 0 < value < float("inf")
         return [problem for problem, applies in is_wrong.items() if applies]

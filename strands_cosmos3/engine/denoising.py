@@ -2,8 +2,8 @@
 and the passes of each step.
 
 Shape suffixes: R requests, B branches (all conditional prompts, then all unconditional ones), N
-generation tokens, n tokens of a stream, V vision tokens, T action rows, P numbers in a token, A
-action width, d head width; C F H W latent channels, frames, height and width.
+generation tokens, n tokens of a stream, V vision tokens, S sound tokens, T action rows, P numbers
+in a token, A action width, d head width; C F H W latent channels, frames, height and width.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedul
     """Refuse requests that cannot share a pass.
 
     Raises:
-        ShapeError: Their latent grids or their numbers of action rows differ.
+        ShapeError: Their latent grids, or their numbers of action rows or of sound latents differ.
         InputError: Their noise levels differ, by steps, shift or kind of schedule.
     """
     first = layouts[0]
@@ -96,6 +96,11 @@ def require_alike(layouts: Sequence[SequenceLayout], schedules: Sequence[Schedul
                 "rows, request 0 has "
                 f"{first.latent_shape} and {first.action_rows}; a batch needs equal shapes: call "
                 "step_batch for each shape."
+            )
+        if layout.sound_tokens != first.sound_tokens:
+            raise ShapeError(
+                f"request {i} has {layout.sound_tokens} latents of sound, request 0 has "
+                f"{first.sound_tokens}; a batch needs equal shapes: call step_batch for each shape."
             )
         if other != schedule:
             raise InputError(
@@ -132,18 +137,20 @@ def starting_streams(
     clean_RCFHW: Sequence[Array],
     frames: int,
     width: int,
+    sound_width: int = 0,
 ) -> tuple[Stream, ...]:
     """The streams of requests with equal shapes, which start as noise; ``dynamics_from_frame`` in
     both dynamics every frame is frame 0 and every row zero.
 
     Noise that a request brings counts in any case. Of the latents the first ``frames`` are wanted;
-    ``width`` is that of action rows.
+    ``width`` is that of action rows, ``sound_width`` that of sound latents.
     """
     batch = [
         (request, layout, clean, dynamics_from_frame and request.mode is not Mode.POLICY)
         for request, layout, clean in zip(requests, layouts, clean_RCFHW, strict=True)
     ]
-    samples = (_starting_vision, partial(_starting_action, width))
+    sound = (partial(_starting_sound, sound_width),) if layouts[0].sound_tokens else ()
+    samples = (_starting_vision, *sound, partial(_starting_action, width))
     noisy = zip(*(layout.noisy for layout in layouts), strict=True)
     wanted = list(layouts[0].counts)
     wanted[VISION] = wanted[VISION] // layouts[0].latent_shape[0] * frames
@@ -170,6 +177,21 @@ def _starting_vision(
     noise = starting_noise(request.video_noise, request.seed, clean_CFHW, "video_noise", start)
     noise = patchify(noise, layout.patch)
     return xp.where(free > 0, noise, patchify(clean_CFHW, layout.patch)), free
+
+
+def _starting_sound(
+    width: int,
+    request: Cosmos3ActionRequest,
+    layout: SequenceLayout,
+    clean_CFHW: Array,
+    from_frame: bool,
+) -> tuple[Array, Array]:
+    """Sound tokens [S, P], all of them free, on the device of the latents."""
+    xp = array_namespace(clean_CFHW)
+    shape = width, layout.sound_tokens
+    like = xp.zeros(shape, dtype=clean_CFHW.dtype, device=clean_CFHW.device)
+    start_SP = starting_noise(request.sound_noise, request.seed, like, "sound_noise").T
+    return start_SP, xp.ones_like(start_SP)
 
 
 def _starting_action(

@@ -1,8 +1,8 @@
 """Cosmos 3 inference from request to action: encode, prefill, denoise, decode.
 
 Shape suffixes: R requests, B branches of guidance of all requests, N generation tokens, V vision
-tokens, T action rows (a state row included), P numbers in a vision token, A action width, D hidden,
-d head width; C F H W latent channels, frames, height and width.
+tokens, S sound tokens, T action rows (a state row included), P numbers in a token, A action width,
+D hidden, d head width; C F H W latent channels, frames, height and width.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ from strands_cosmos3.engine.sampler import (
 )
 from strands_cosmos3.engine.sequence import (
     ACTION,
+    SOUND,
     TEMPORAL_COMPRESSION,
     VISION,
     SequenceLayout,
@@ -60,6 +61,7 @@ from strands_cosmos3.engine.sequence import (
     text_positions,
     unpatchify,
 )
+from strands_cosmos3.engine.sound import SoundDecoder, load_decoder, load_head, sound_bytes
 from strands_cosmos3.engine.tokens import token_ids
 from strands_cosmos3.engine.transformer import (
     ActionHead,
@@ -70,6 +72,7 @@ from strands_cosmos3.engine.transformer import (
     side_by_side,
 )
 from strands_cosmos3.engine.vae import Novelty, PreviewDecoder, Remembered, WanVae
+from strands_cosmos3.engine.variants import EARS
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
@@ -164,6 +167,11 @@ def latents_of(frames: int) -> int:
     return -(-(frames - 1) // TEMPORAL_COMPRESSION) + 1 if frames else 0
 
 
+def frames_of(request: Cosmos3ActionRequest) -> int:
+    """Pixel frames of a request's whole clip."""
+    return (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
+
+
 class Cosmos3Engine(Closeable):
     """Cosmos 3 action inference on one device, or as one of several ranks that all make the same
     calls.
@@ -186,6 +194,7 @@ class Cosmos3Engine(Closeable):
         options: EngineOptions,
         preview: PreviewDecoder | None,
         policy: StepPolicy | None = None,
+        sound: SoundDecoder | None = None,
     ):
         self.options = options
         self.checkpoint = checkpoint
@@ -203,6 +212,7 @@ class Cosmos3Engine(Closeable):
             compile_layers(transformer.generation)
         self._precision = StepPrecision(transformer, policy)
         self._preview = preview
+        self._sound = sound
         self._latents_of = Remembered(lambda pixels: self.vae.encode(pixels))
         self._novelty_of = Novelty(preview, checkpoint.novelty_rmse)
         self._closed = False
@@ -242,7 +252,8 @@ class Cosmos3Engine(Closeable):
                 ``"preview"`` reads the checkpoint's preview decoder instead, if it has one:
                 cheaper, for films (:mod:`strands_cosmos3.engine.vae`).
             options: Speed and memory; its device, dtype and ``decode_video`` count where the
-                arguments of that name are not given.
+                arguments of that name are not given. Its ``decode_sound`` says whether requests can
+                ask for sound, which reads the parts that predict it.
             variant: Expected variant, e.g. ``nano-policy-droid``; None accepts any.
             action_space: Action space, if neither the checkpoint's name nor its metadata states it.
             domains: Action heads to read now; others are read on first use.
@@ -270,14 +281,17 @@ class Cosmos3Engine(Closeable):
         with ExitStack() as on_failure:
             on_failure.callback(parallel_context.close)
             where = parallel_context.device
+            also = EARS if options.decode_sound else ()
             checkpoint = Checkpoint.open(
-                locate(path_or_repo_id, revision, local_files_only), variant, action_space
+                locate(path_or_repo_id, revision, local_files_only, also), variant, action_space
             )
             parallel_context.require_same_checkpoint(lambda: checkpoint.digest)
             dtype = choose_dtype(dtype, where, checkpoint.config)
             quantization = Quantization.of(checkpoint.config, checkpoint.weights.eight_bit, options)
             shard = parallel_context.sharding(checkpoint.config)
             decoder = bool(decode_video)
+            rank = parallel_context.rank
+            heard = partial(sound_bytes, checkpoint, decoder=rank == 0)
             preflight(
                 checkpoint,
                 where,
@@ -286,6 +300,7 @@ class Cosmos3Engine(Closeable):
                 offload_text=options.offload_text,
                 shard=shard,
                 quantization=quantization,
+                sound=heard if options.decode_sound else None,
             )
             if verify:
                 checkpoint.verify()
@@ -311,6 +326,10 @@ class Cosmos3Engine(Closeable):
             transformer = checkpoint.load_transformer(
                 where, dtype, text_device, shard, quantization
             )
+            sound = None
+            if options.decode_sound:
+                transformer.sound = load_head(checkpoint, where, dtype)
+                sound = load_decoder(checkpoint, where, dtype, decodes=rank == 0)
             parallel_context.parallelize(transformer)
             engine = cls(
                 checkpoint,
@@ -320,6 +339,7 @@ class Cosmos3Engine(Closeable):
                 options=options,
                 preview=preview,
                 policy=None if quantization is None else quantization.policy,
+                sound=sound,
             )
             for domain in domains:
                 engine.action_head(domain)
@@ -337,10 +357,16 @@ class Cosmos3Engine(Closeable):
         return self.vae.has_decoder
 
     @property
+    def predicts_sound(self) -> bool:
+        """Whether a request can ask for sound."""
+        return self._sound is not None
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes of weights in memory, on all devices."""
         # the last may be a part of the second; each parameter counts once
-        modules = filter(None, (self.transformer, self.vae.model, self._preview))
+        ears = None if self._sound is None else self._sound.model
+        modules = filter(None, (self.transformer, self.vae.model, self._preview, ears))
         kept = sum(p.nbytes for p in torch.nn.ModuleList(modules).parameters())
         heads = sum(t.nbytes for head in self._heads.values() for t in vars(head).values())
         return kept + heads + packed_bytes(self.transformer)
@@ -356,6 +382,7 @@ class Cosmos3Engine(Closeable):
             self._graphs.clear()
         self.transformer.to("meta")  # frees the parameters' memory
         torch.nn.Module.to(self.vae.model, "meta")
+        self._sound = None
         self._closed = True
 
     @typed()
@@ -406,12 +433,15 @@ class Cosmos3Engine(Closeable):
             forward dynamics the given actions); ``video`` [1, C, F, H, W] latents, float32 on the
             device, unless ``return_video`` is off; ``pixels`` [1, 3, frames, height, width] in [0,
             1], the first ``decode_frames``, on rank 0 only; ``seed``; ``action_space``; ``timing``,
-            milliseconds by part; ``novelty`` of the picture, if the checkpoint can tell.
+            milliseconds by part; ``novelty`` of the picture, if the checkpoint can tell. Of a
+            request for sound also ``sound`` [1, C, S] latents, float32 on the device, and on rank 0
+            ``waveform`` [1, channels, samples] in [-1, 1], float32 on the CPU, as long as the clip,
+            and ``sample_rate`` in Hz.
 
         Raises:
             ActionSpaceError: The request asks for another action space than the checkpoint's.
             InputError: A shape does not fit the checkpoint, state and action space contradict each
-                other, or pixels are wanted of an engine without its decoder.
+                other, or pixels or sound are wanted of an engine without their decoder.
         """
         return self.step_batch((request,), on_step)[0]
 
@@ -423,7 +453,8 @@ class Cosmos3Engine(Closeable):
         """Run several inferences in shared matrix products; in float32 each result equals
         :meth:`step`'s up to rounding.
 
-        Requests share the latent grid, the number of action rows and the noise levels. Prompts,
+        Requests share the latent grid, the numbers of action rows and of sound latents, and the
+        noise levels. Prompts,
         pictures, states, seeds, modes, guidance, domains and rates are each request's own. Equal
         prompts are read once and the same tensor of pixels is encoded once, so that candidates made
         with ``dataclasses.replace(request, seed=...)`` share all but the denoising.
@@ -473,6 +504,7 @@ class Cosmos3Engine(Closeable):
                 clean,
                 max(latent_frames),
                 self.config.action_dim,
+                self.config.sound_dim or 0,
             )
             samples = self._denoise(streams, schedules[0], passes, on_step)
         results = []
@@ -483,6 +515,8 @@ class Cosmos3Engine(Closeable):
                 result = self._video(video[:, :, : latent_frames[i]], frames[i], clock)
             if novel:
                 result["novelty"] = novel[i]
+            if layout.sound_tokens:
+                result |= self._heard(samples[SOUND][i].T[None], request, clock)
             rows = samples[ACTION][i, -request.action_chunk :, : request.raw_action_dim]
             result["action"] = rows[None].float().cpu()
             result["seed"] = request.seed
@@ -492,7 +526,7 @@ class Cosmos3Engine(Closeable):
 
     def _decoded_frames(self, request: Cosmos3ActionRequest) -> int:
         """The number of frames to decode, none of which lies beyond the clip."""
-        every = (request.video_shape[0] - 1) * TEMPORAL_COMPRESSION + 1
+        every = frames_of(request)
         count = request.decode_frames
         if count and not self.decodes_video:
             raise InputError(
@@ -511,6 +545,26 @@ class Cosmos3Engine(Closeable):
                 pixels = self.vae.decode(latents, self._novelty_of.decoded(latents[:, :, :1]))
                 if pixels is not None:
                     result["pixels"] = (pixels[:, :, :frames] + 1).mul_(0.5).clamp_(0, 1)
+        return result
+
+    def _sound_latents(self, request: Cosmos3ActionRequest) -> int:
+        if not request.sound:
+            return 0
+        if self._sound is None:
+            raise InputError(
+                "the request asks for sound, and this engine was loaded without what predicts it: "
+                "load it with options=EngineOptions(decode_sound=True)."
+            )
+        return self._sound.latents(frames_of(request), request.fps)
+
+    def _heard(
+        self, latents_1CS: torch.Tensor, request: Cosmos3ActionRequest, clock: Stopwatch
+    ) -> dict[str, Any]:
+        result: dict[str, Any] = {"sound": latents_1CS}
+        if self._sound is not None and self._sound.model is not None:
+            with clock.part("sound"):
+                waveform = self._sound.decode(latents_1CS, frames_of(request), request.fps)
+            result |= {"waveform": waveform, "sample_rate": self._sound.rate_hz}
         return result
 
     def _action_space(self, request: Cosmos3ActionRequest) -> str:
@@ -552,6 +606,7 @@ class Cosmos3Engine(Closeable):
             raw_action_dim=request.raw_action_dim,
             fps=request.fps,
             action_offset=(0 if state_rows else 1) - request.history_rows,
+            sound_tokens=self._sound_latents(request),
         )
 
     def _encode(

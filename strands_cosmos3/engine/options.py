@@ -46,6 +46,8 @@ class EngineOptions:
     """Decode the predicted video. preview is cheaper and less exact, for checkpoints with a preview
     decoder.
     """
+    decode_sound: bool = option(False, *MODEL_BACKENDS, "service", hidden=True)
+    """Load what predicts sound, for requests that ask for it."""
     cuda_graphs: bool = option(False, *ENGINE_BACKENDS)
     """Replay all denoising steps as one CUDA graph, one for each shape, number of steps and lengths
     of prompts.

@@ -107,15 +107,16 @@ def kept_bytes(
     decoder: bool = False,
     text: bool = True,
     shard: Shard = unsharded,
+    sound: Callable[[torch.dtype], int] | None = None,
 ) -> int:
     """Bytes of weights on the device with one action head, with or without the VAE's decoder and
-    the text tower.
+    the text tower. ``sound`` says those of what predicts sound, where it is loaded.
     """
     numbers = sum(math.prod(shape) for shape in head_shapes(checkpoint.config).values())
     for key, shape in checkpoint.vae_weights.shapes.items():
         if decoder or not key.startswith(("decoder.", "post_quant_conv.")):
             numbers += math.prod(shape)
-    total = numbers * dtype.itemsize
+    total = numbers * dtype.itemsize + (0 if sound is None else sound(dtype))
     for name, shape in parameter_shapes(checkpoint.config).items():
         if text or not name.startswith(TEXT):
             key = checkpoint_key(name)
@@ -189,6 +190,7 @@ def preflight(
     offload_text: bool,
     shard: Shard = unsharded,
     quantization: Quantization | None = None,
+    sound: Callable[[torch.dtype], int] | None = None,
 ) -> None:
     """Raise PreflightError with all that is wrong; arguments as in
     :meth:`Cosmos3Engine.from_pretrained`. Raises ConfigError if the device cannot multiply what is
@@ -205,7 +207,8 @@ def preflight(
     elif device.type not in ("cuda", "cpu"):
         failures.append(f"device {device} is not supported; valid: cpu, cuda, cuda:N")
     elif dtype in _TYPES:
-        needs = partial(needed_bytes, checkpoint, device=device, decoder=decoder, shard=shard)
+        parts: Any = {"device": device, "decoder": decoder, "shard": shard, "sound": sound}
+        needs = partial(needed_bytes, checkpoint, **parts)
         needed = needs(dtype, quantization, text=not offload_text)
         if quantization is not None:
             shapes = checkpoint.weights.shapes

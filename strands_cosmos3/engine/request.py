@@ -70,13 +70,15 @@ class Cosmos3ActionRequest:
             flow schedule.
         seed: Seed of the noise: ``numpy.random.RandomState(seed)``, restarted for each modality,
             equal on every device.
-        video_noise, action_noise: Noise instead of the seeded one: [1, C, F, H, W]; [rows, A], the
-            state row included.
+        video_noise, action_noise, sound_noise: Noise instead of the seeded one: [1, C, F, H, W];
+            [rows, A], the state row included; [C, S] or [1, C, S].
         return_video: Whether all video latents are wanted; without them, and for fewer decoded
             frames, the last step is cheaper.
         decode_frames: Pixel frames that are wanted, from the first on: 9 are the given one and
             those of eight rows. Decoding costs in proportion. None is all if the engine has its
             decoder, else none.
+        sound: Whether the sound of the clip is predicted too. It is part of what is denoised, so
+            the actions are others than without.
         checked_pixels: ``cond_video_pixels`` once more, where :func:`require_pixels` or another
             request has read them already: requests share a picture by reference, and its values
             are read once. ``dataclasses.replace`` passes it on.
@@ -111,6 +113,8 @@ class Cosmos3ActionRequest:
     action_noise: torch.Tensor | None = None
     return_video: bool = True
     decode_frames: int | None = None
+    sound: bool = False
+    sound_noise: torch.Tensor | None = None
     checked_pixels: torch.Tensor | None = None
 
     @typed()
@@ -139,6 +143,7 @@ class Cosmos3ActionRequest:
             self.num_inference_steps,
             self.flow_shift,
             self.use_karras_sigmas,
+            self.sound and self.fps,  # they say how many latents of sound there are
         )
 
     def __post_init__(self) -> None:
@@ -177,6 +182,11 @@ class Cosmos3ActionRequest:
             raise InputError(
                 f"cond_frame_indexes {wrong} lie outside the {frames} latent "
                 f"frames 0..{frames - 1}."
+            )
+        if self.sound and frames == 1:
+            raise InputError(
+                "sound lasts as long as the clip, and this one has a single frame; ask for more "
+                "frames (policy_frames), or leave sound out."
             )
 
     def _check_actions(self) -> None:

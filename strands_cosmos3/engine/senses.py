@@ -10,7 +10,12 @@ import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.weight_files import WeightSource
-from strands_cosmos3.engine.weights import TEXT, checkpoint_key, parameter_shapes
+from strands_cosmos3.engine.weights import (
+    TEXT,
+    checkpoint_key,
+    parameter_shapes,
+    sound_shapes,
+)
 from strands_cosmos3.errors import LayoutError
 
 REASONERS = ("cosmos3_omni", "cosmos3_edge")
@@ -36,6 +41,7 @@ def lacking_senses(checkpoint: Checkpoint) -> dict[str, list[str]]:
     top = layout.reasoner
     config = top.read("config.json") if top.has("config.json") else {}
     head = HEAD in stored or config.get("tie_word_embeddings") is True
+    heads = sound_shapes(checkpoint.config).keys()
     parts = {
         "eyes": {
             "the vision encoder (vision_encoder/)": vision_encoder(checkpoint),
@@ -48,7 +54,7 @@ def lacking_senses(checkpoint: Checkpoint) -> dict[str, list[str]]:
         "ears": {
             "the sound tokenizer (sound_tokenizer/)": layout.optional_weights("sound_tokenizer"),
             "the sound heads (audio_proj_in and others in transformer/)": (
-                "audio_proj_in.weight" in stored
+                bool(heads) and heads <= stored.keys()
             ),
         },
     }

@@ -3,7 +3,7 @@ in time and space.
 
 Shape suffixes: N generation tokens, V vision tokens, T action rows, P numbers in a vision token
 (patch x patch x channels), C latent channels, F latent frames, H W latent height and width; 3
-temporal, vertical and horizontal axis.
+temporal, vertical and horizontal axis; S sound tokens.
 
 Source: diffusers 0.42.1 ``pipeline_cosmos3_omni`` (``get_3d_mrope_ids_*``, packing).
 """
@@ -22,13 +22,14 @@ from strands_cosmos3.engine.config import TransformerConfig
 
 TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 SPATIAL_COMPRESSION = 16  # pixels per latent in height and width
-VISION, ACTION = 0, 1  # streams, in the order of the sequence
+# streams, in the order of the sequence; without sound there are two
+VISION, SOUND, ACTION = 0, 1, -1
 
 
 @dataclass(frozen=True)
 class SequenceLayout:
-    """Layout of one generation sequence: vision tokens frame by frame, then the action rows, each a
-    stream of its own.
+    """Layout of one generation sequence: vision tokens frame by frame, then those of sound, if any,
+    then the action rows, each a stream of its own.
     """
 
     # (F, H, W) of the video latents, cropped to the picture's content
@@ -42,6 +43,7 @@ class SequenceLayout:
     # temporal position of the first row, in rows: 0 with a state row, else 1, less the rows of
     # history
     action_offset: int
+    sound_tokens: int = 0  # S, latents of sound, none of which is given
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -58,7 +60,8 @@ class SequenceLayout:
     @property
     def counts(self) -> tuple[int, ...]:
         """The number of tokens of each stream."""
-        return self.vision_tokens, self.action_rows
+        sound = (self.sound_tokens,) if self.sound_tokens else ()
+        return self.vision_tokens, *sound, self.action_rows
 
     @property
     def tokens(self) -> int:
@@ -71,7 +74,9 @@ class SequenceLayout:
         frames, rows, columns = self.grid
         noisy = [i for i in range(frames) if i not in self.clean_frames] or [0, -1]
         of_vision = slice(noisy[0] * rows * columns, (noisy[-1] + 1) * rows * columns)
-        return of_vision, slice(min(self.clean_rows, self.action_rows), self.action_rows)
+        of_sound = (slice(0, self.sound_tokens),) if self.sound_tokens else ()
+        of_rows = slice(min(self.clean_rows, self.action_rows), self.action_rows)
+        return of_vision, *of_sound, of_rows
 
     def counts_from(self, first: int) -> list[int]:
         """The number of tokens of each stream from the token ``first`` of the sequence on."""
@@ -117,22 +122,27 @@ def generation_positions(
     """[3, N] positions of the generation tokens, float32 of NumPy.
 
     Temporal positions of frames and action rows share one clock: the time at ``base_fps`` in latent
-    frames, after the prompt and a margin. Vertical and horizontal positions restart at zero in each
-    frame.
+    frames, after the prompt and a margin. That of sound starts there too and counts ``base_fps``
+    itself, four times as fast. Vertical and horizontal positions restart at zero in each frame.
     """
     start = text_tokens + config.unified_3d_mrope_temporal_modality_margin
     spatial = 0 if config.unified_3d_mrope_reset_spatial_ids else start
     frames, rows, columns = layout.grid
-    frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, config) + start
-    row_t = _times(layout.action_rows, layout.action_offset, layout.fps, config) + start
+    base = config.base_fps / TEMPORAL_COMPRESSION
+    frame_t = _times(frames, 0, layout.fps / TEMPORAL_COMPRESSION, base, config) + start
+    row_t = _times(layout.action_rows, layout.action_offset, layout.fps, base, config) + start
+    sound_t = _times(layout.sound_tokens, 0, config.sound_latent_fps, config.base_fps, config)
+    still_t = np.concatenate([sound_t + start, row_t])
     h, w = (np.arange(count, dtype=np.float32) + spatial for count in (rows, columns))
     vision_3V = np.stack(np.meshgrid(frame_t, h, w, indexing="ij")).reshape(3, -1)
-    still = np.full_like(row_t, spatial)
-    return np.concatenate([vision_3V, np.stack([row_t, still, still])], axis=1)
+    still = np.full_like(still_t, spatial)
+    return np.concatenate([vision_3V, np.stack([still_t, still, still])], axis=1)
 
 
-def _times(count: int, first: int, rate: float, config: TransformerConfig) -> Array:
+def _times(
+    count: int, first: int, rate: float, base_rate: float, config: TransformerConfig
+) -> Array:
     index = np.arange(count, dtype=np.float32) + first
     if not config.enable_fps_modulation or count == 1:  # a single frame or row has no rate
         return index
-    return index / np.float32(rate) * np.float32(config.base_fps / TEMPORAL_COMPRESSION)
+    return index / np.float32(rate) * np.float32(base_rate)

@@ -382,6 +382,23 @@ class GenerationTower(nn.Module):
         return [self.norm_moe_gen(hidden) for hidden in last[0](x_BND, rope, last[1], groups)]
 
 
+class SoundHead(nn.Module):
+    """Projections of sound latents [S, P] into the model and out of it. Its parameters carry their
+    released names, which are those of the transformer itself.
+    """
+
+    def __init__(self, config: TransformerConfig):
+        super().__init__()
+        assert config.sound_dim is not None
+        self.audio_proj_in = nn.Linear(config.sound_dim, config.hidden_size)
+        self.audio_proj_out = nn.Linear(config.hidden_size, config.sound_dim)
+        self.audio_modality_embed = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def read(self, sound_SP: torch.Tensor) -> torch.Tensor:
+        """Hidden states [S, D] of sound latents; a leading R is allowed."""
+        return self.audio_proj_in(sound_SP) + self.audio_modality_embed
+
+
 class TimeEmbedder(nn.Module):
     """Sinusoid of a timestep (cosines first, base 10000), then two linear layers; always in
     float32.
@@ -444,7 +461,7 @@ def over_prompts(
 
 class Cosmos3Transformer(nn.Module):
     """Both towers and the projections of tokens; the caller passes the action head, since one of
-    32 is in use.
+    32 is in use. ``sound`` is the head of sound, where it is loaded.
     """
 
     def __init__(self, config: TransformerConfig):
@@ -456,18 +473,21 @@ class Cosmos3Transformer(nn.Module):
         self.proj_out = nn.Linear(config.hidden_size, config.patch_dim)
         self.time_embedder = TimeEmbedder(config)
         self.action_modality_embed = nn.Parameter(torch.zeros(config.hidden_size))
+        self.sound: SoundHead | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of the projections, hence of all hidden states."""
         return self.proj_in.weight.dtype
 
-    def heads(self, action: ActionHead) -> tuple[StreamHead, ...]:
-        """The heads of the streams, in the order of the sequence."""
-        return (
-            StreamHead(self.proj_in, self.proj_out),
-            StreamHead(lambda rows: action.read(rows) + self.action_modality_embed, action.write),
-        )
+    def heads(self, action: ActionHead, streams: int) -> tuple[StreamHead, ...]:
+        """The heads of the streams, in the order of the sequence; two have no sound among them."""
+        vision = StreamHead(self.proj_in, self.proj_out)
+        rows = StreamHead(lambda rows: action.read(rows) + self.action_modality_embed, action.write)
+        if streams == 2:
+            return vision, rows
+        assert self.sound is not None  # whoever made the streams checked it
+        return vision, StreamHead(self.sound.read, self.sound.audio_proj_out), rows
 
     def embed(
         self,
@@ -479,13 +499,13 @@ class Cosmos3Transformer(nn.Module):
         """Hidden states [N, D] before the first layer; arguments as in :meth:`velocity`. A
         leading B is allowed.
         """
-        streams = zip(self.heads(head), tokens, strict=True)
+        streams = zip(self.heads(head, len(tokens)), tokens, strict=True)
         read = [of_stream.read(tokens_nP.to(self.dtype)) for of_stream, tokens_nP in streams]
         return torch.cat(read, dim=-2) + noisy_N1 * time_D
 
     def project(self, hidden: Sequence[torch.Tensor], head: ActionHead) -> tuple[torch.Tensor, ...]:
         """Velocities of each stream from its final hidden states."""
-        streams = zip(self.heads(head), hidden, strict=True)
+        streams = zip(self.heads(head, len(hidden)), hidden, strict=True)
         return tuple(of_stream.write(hidden_nD) for of_stream, hidden_nD in streams)
 
     def velocity(

@@ -93,6 +93,8 @@ _PATTERNS = (
 )
 EYES = ("vision_encoder/*", "*.jinja", "merges.txt")
 """What a reasoner needs of a repository besides."""
+EARS = ("sound_tokenizer/*",)
+"""What sound needs besides."""
 # fetched if there is no transformer/
 _OTHER_FORMATS = ("*.safetensors", "*.toml", "model/*", "LICENSE*")
 

@@ -14,7 +14,12 @@ from functools import cache
 import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.transformer import TEXT_NAMES, Cosmos3Transformer, DecoderLayer
+from strands_cosmos3.engine.transformer import (
+    TEXT_NAMES,
+    Cosmos3Transformer,
+    DecoderLayer,
+    SoundHead,
+)
 
 # field of ActionHead -> key of the matrix that holds one row a domain
 HEAD_KEYS: Mapping[str, str] = {
@@ -70,15 +75,15 @@ def expected_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
         f"layers.{config.num_hidden_layers - 1}.{name}": shape for name, shape in last.items()
     }
     shapes |= {"norm.weight": (D,), "lm_head.weight": (vocab, D)}
-    if S := config.sound_dim:
-        shapes |= {
-            "audio_proj_in.weight": (D, S),
-            "audio_proj_in.bias": (D,),
-            "audio_proj_out.weight": (S, D),
-            "audio_proj_out.bias": (S,),
-            "audio_modality_embed": (D,),
-        }
-    return shapes
+    return shapes | sound_shapes(config)
+
+
+def sound_shapes(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+    """Every key of the head of sound with its shape; none if the transformer has no such head."""
+    if config.sound_dim is None:
+        return {}
+    with torch.device("meta"):
+        return _shapes(SoundHead(config))
 
 
 def _shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:

@@ -109,7 +109,7 @@ STOCK = {
 WITHOUT_EFFECT = {
     "transformer/config.json": """_diffusers_version action_gen attention_dropout backbone_type
         dtype freeze_und initializer_range max_position_embeddings model_type qk_norm sound_gen
-        sound_latent_fps temporal_compression_factor_sound use_cache""",
+        temporal_compression_factor_sound use_cache""",
     "vae/config.json": "dropout scale_factor_spatial scale_factor_temporal temperal_downsample",
     "scheduler/scheduler_config.json": """beta_end beta_schedule beta_start
         dynamic_thresholding_ratio rescale_betas_zero_snr sample_max_value steps_offset

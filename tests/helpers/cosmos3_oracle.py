@@ -25,6 +25,7 @@ from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
 from PIL import Image
 
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.transformer import RmsNorm
 
@@ -53,6 +54,7 @@ class Case:
     prompt: tuple[int, ...] = PROMPT_IDS
     negative: tuple[int, ...] = NEGATIVE_IDS
     clip: int = CHUNK + 1  # frames of an observed clip
+    sound: bool = False  # of a checkpoint with ears
 
 
 def frames() -> list[Image.Image]:
@@ -115,15 +117,20 @@ def _remembered(vae: Any, folder: Path) -> Callable[..., Any]:
     return remembered
 
 
-@cache
-def engine(folder: Any, dtype: torch.dtype) -> Cosmos3Engine:
-    return Cosmos3Engine.from_pretrained(folder, dtype=dtype)
+def engine(folder: Any, dtype: torch.dtype, sound: bool = False) -> Cosmos3Engine:
+    return _engine(folder, dtype, sound)  # one, however it is asked for
 
 
 @cache
-def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Video latents [1, C, F, H, W] and actions [T, 10] (None in forward dynamics) of the stock
-    diffusers pipeline.
+def _engine(folder: Any, dtype: torch.dtype, sound: bool) -> Cosmos3Engine:
+    options = EngineOptions(decode_sound=sound)
+    return Cosmos3Engine.from_pretrained(folder, dtype=dtype, options=options)
+
+
+@cache
+def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Video latents [1, C, F, H, W], actions [T, 10] (None in forward dynamics) and latents of sound
+    [C, S], if asked, of the stock diffusers pipeline.
     """
     pipe, inverse = pipeline(case.folder, case.dtype), case.mode == "inverse_dynamics"
     condition = CosmosActionCondition(
@@ -136,16 +143,19 @@ def oracle(case: Case) -> tuple[torch.Tensor, torch.Tensor | None]:
         video=frames()[: case.clip] if inverse else None,
     )
     pipe.tokenize_prompt = lambda *_, **__: (list(case.prompt), list(case.negative))
+    heard: list[torch.Tensor] = []
+    pipe.decode_sound = heard.append
     out = pipe(
         prompt="x",
         action=condition,
+        enable_sound=case.sound,
         fps=case.fps,
         num_inference_steps=case.steps,
         guidance_scale=case.guidance,
         generator=torch.Generator().manual_seed(case.seed),
         output_type="latent",
     )
-    return out.video, out.action[0] if out.action else None
+    return out.video, out.action[0] if out.action else None, heard[0] if heard else None
 
 
 @cache
@@ -164,6 +174,11 @@ def request(case: Case) -> Cosmos3ActionRequest:
     shape = (1, channels, CHUNK // 4 + 1, HW[0] // 16, HW[1] // 16)
     generator = torch.Generator().manual_seed(case.seed)
     video_noise = torch.randn(shape, generator=generator)
+    sound_noise = None
+    if case.sound:
+        of_case = engine(case.folder, torch.float32, sound=True)
+        latents = of_case._sound.latents(CHUNK + 1, case.fps)
+        sound_noise = torch.randn((of_case.config.sound_dim, latents), generator=generator)
     return Cosmos3ActionRequest(
         text_ids=torch.tensor(case.prompt),
         neg_text_ids=torch.tensor(case.negative),
@@ -179,4 +194,6 @@ def request(case: Case) -> Cosmos3ActionRequest:
         guidance_scale=case.guidance,
         video_noise=video_noise,
         action_noise=torch.randn((CHUNK, 64), generator=generator),
+        sound=case.sound,
+        sound_noise=sound_noise,
     )

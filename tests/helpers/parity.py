@@ -103,22 +103,25 @@ def reference(folder: Any, asked: Any, state_rows: int = 0) -> Reference:
     """The reference of any request, by the plain loop over diffusers' transformer."""
     sequence = sequence_of(folder, asked, state_rows)
     exact, peer = (
-        dict(zip(("video", "action"), stock_loop(folder, sequence, dtype), strict=True))
-        for dtype in (torch.float64, torch.float32)
+        _named(stock_loop(folder, sequence, dtype)) for dtype in (torch.float64, torch.float32)
     )
     return Reference(exact, peer)
+
+
+def _named(found: Any) -> dict[str, torch.Tensor]:
+    """What there is of an answer, by name."""
+    named = zip(("video", "action", "sound"), found, strict=True)
+    return {name: each for name, each in named if each is not None}
 
 
 @cache
 def reference_of(case: Case) -> Reference:
     """The reference of a case; the peer is the pipeline, in the case's type."""
-    found = dict(zip(("video", "action"), oracle(case), strict=True))
-    peer = {name: each for name, each in found.items() if each is not None}
+    peer = _named(oracle(case))
     if case.dtype is torch.bfloat16:
         return reference_of(replace(case, dtype=torch.float32)).in_bfloat16(peer)
     sequence = sequence_of(case.folder, request(case))
-    exact = stock_loop(case.folder, sequence, torch.float64)
-    return Reference(dict(zip(("video", "action"), exact, strict=True)), peer)
+    return Reference(_named(stock_loop(case.folder, sequence, torch.float64)), peer)
 
 
 def in_float64(model: torch.nn.Module) -> Any:
@@ -180,7 +183,7 @@ def asked_of(engine: Any, patch: pytest.MonkeyPatch) -> list[Any]:
 def case_share(case: Case, **changes: Any) -> float:
     """The share of the engine's answer to a case; ``changes`` replace fields of its request."""
     asked = replace(request(case), **changes)
-    return reference_of(case).share(engine(case.folder, case.dtype).step(asked))
+    return reference_of(case).share(engine(case.folder, case.dtype, case.sound).step(asked))
 
 
 def sequence_of(folder: Any, asked: Any, state_rows: int = 0) -> Sequence:
@@ -191,6 +194,9 @@ def sequence_of(folder: Any, asked: Any, state_rows: int = 0) -> Sequence:
         "video_noise": (1, config.latent_channel, *asked.video_shape),
         "action_noise": (rows, config.action_dim),
     }
+    if asked.sound:
+        duration_s = ((asked.video_shape[0] - 1) * 4 + 1) / asked.fps
+        shapes["sound_noise"] = config.sound_dim, math.ceil(duration_s * config.sound_latent_fps)
     noise = {
         name: torch.from_numpy(
             np.random.RandomState(asked.seed).standard_normal(shape).astype(np.float32)

@@ -29,7 +29,7 @@ COLUMNS = 11
 ROWS = 4
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")
 TRAFFIC = ("messages", "payload")
-RESULTS = ("action", "video", "pixels")
+RESULTS = ("action", "video", "pixels", "sound", "waveform")
 
 
 def question(
@@ -41,6 +41,7 @@ def question(
     prompt=40,
     frames=5,
     columns=COLUMNS,
+    sound=False,
 ):
     """A request with 4 x ``columns`` latents a frame and four action rows."""
     generator = torch.Generator().manual_seed(seed)
@@ -62,11 +63,22 @@ def question(
         flow_shift=5.0,
         use_karras_sigmas=False,
         seed=seed,
+        sound=sound,
     )
 
 
 @cache
-def engine(folder, tp=1, cfg=1, sp=1, decode=True, split="exact", dtype="float32", quantize=None):
+def engine(
+    folder,
+    tp=1,
+    cfg=1,
+    sp=1,
+    decode=True,
+    split="exact",
+    dtype="float32",
+    quantize=None,
+    sound=False,
+):
     """One engine for each set of arguments and process; in a group, one rank of it."""
     parallel = ParallelConfig(tp, cfg, sp, split) if tp * cfg * sp > 1 else None
     return Cosmos3Engine.from_pretrained(
@@ -74,7 +86,7 @@ def engine(folder, tp=1, cfg=1, sp=1, decode=True, split="exact", dtype="float32
         dtype=getattr(torch, dtype),
         parallel=parallel,
         decode_video=decode,
-        options=EngineOptions(quantize=quantize),
+        options=EngineOptions(quantize=quantize, decode_sound=sound),
     )
 
 

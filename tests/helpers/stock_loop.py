@@ -43,8 +43,9 @@ class Sequence:
 @torch.no_grad()
 def stock_loop(
     folder: Any, sequence: Sequence, dtype: torch.dtype = torch.float32
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Video latents [1, C, F, H, W] and actions [chunk, raw width], in a type throughout.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Video latents [1, C, F, H, W], actions [chunk, raw width] and latents of sound [C, S], if
+    asked, in a type throughout.
 
     What is float32 by definition (timesteps, noise levels, coefficients of the sampler, tables of
     rotations) is the same numbers in float64.
@@ -58,24 +59,29 @@ def stock_loop(
     given[: len(sequence.given), : sequence.given.shape[1]] = sequence.given.to(dtype)
     video = torch.where(free_video > 0, asked.video_noise.to(dtype), clean)
     action = torch.where(free_action > 0, asked.action_noise.to(dtype), given)
+    sound = asked.sound_noise.to(dtype) if asked.sound else None
+    sound_scheduler = copy.deepcopy(scheduler)
     prompts = [asked.text_ids, asked.neg_text_ids]
     for t in scheduler.timesteps:
         low, high = asked.guidance_interval or (-1, 1001)
         guided = asked.guidance_scale != 1 and low < int(t) < high
         made = [
-            _velocities(pipe, sequence, ids, video, action, int(t)) for ids in prompts[: 1 + guided]
+            _velocities(pipe, sequence, ids, video, action, sound, int(t))
+            for ids in prompts[: 1 + guided]
         ]
-        of_video, of_action = (
+        of_video, of_action, *of_sound = (
             v[0] if not guided else v[1] + asked.guidance_scale * (v[0] - v[1])
             for v in zip(*made, strict=True)
         )
+        if sound is not None:
+            sound = sound_scheduler.step(of_sound[0][None], t, sound[None], return_dict=False)[0][0]
         video = scheduler.step(of_video * free_video, t, video, return_dict=False)[0]
         action = action_scheduler.step(
             (of_action * free_action)[None], t, action[None], return_dict=False
         )[0][0]
         video = torch.where(free_video > 0, video, clean)
         action = torch.where(free_action > 0, action, given)
-    return video, action[-asked.action_chunk :, : asked.raw_action_dim]
+    return video, action[-asked.action_chunk :, : asked.raw_action_dim], sound
 
 
 @torch.no_grad()
@@ -138,6 +144,7 @@ def _velocities(
     ids: torch.Tensor,
     video: torch.Tensor,
     action: torch.Tensor,
+    sound: torch.Tensor | None,
     t: int,
 ) -> Any:
     asked, config = sequence.asked, pipe.transformer.config
@@ -164,12 +171,34 @@ def _velocities(
         "start_frame_offset": offset,
     }
     rows_at = get_3d_mrope_ids_vae_tokens(count, 1, 1, **where, **per_row)[0]
-    of_video, _, of_action = pipe.transformer(
+    heard = 0 if sound is None else sound.shape[1]
+    places, with_sound = [frames_at, rows_at], {}
+    if sound is not None:
+        places[1:1] = [
+            get_3d_mrope_ids_vae_tokens(
+                heard,
+                1,
+                1,
+                **{**where, "fps": where["fps"] and config.sound_latent_fps},
+                temporal_compression_factor=1,
+            )[0]
+        ]
+        of_sound = torch.arange(text + tokens, text + tokens + heard)
+        with_sound = {
+            "sound_tokens": [sound],
+            "sound_token_shapes": [(heard, 1, 1)],
+            "sound_sequence_indexes": of_sound,
+            "sound_mse_loss_indexes": of_sound,
+            "sound_timesteps": torch.full((heard,), t),
+            "sound_noisy_frame_indexes": [torch.arange(heard)],
+        }
+    first = text + tokens + heard
+    of_video, of_sound, of_action = pipe.transformer(
         input_ids=ids,
         text_indexes=torch.arange(text),
-        position_ids=torch.cat([text_positions, frames_at, rows_at], dim=1),
+        position_ids=torch.cat([text_positions, *places], dim=1),
         und_len=text,
-        sequence_length=text + tokens + count,
+        sequence_length=first + count,
         vision_tokens=[video],
         vision_token_shapes=[(F, rows, columns)],
         vision_sequence_indexes=torch.arange(text, text + tokens),
@@ -178,11 +207,12 @@ def _velocities(
         vision_noisy_frame_indexes=[torch.tensor(noisy_frames, dtype=torch.long)],
         action_tokens=[action],
         action_token_shapes=[(count, 1, 1)],
-        action_sequence_indexes=torch.arange(text + tokens, text + tokens + count),
-        action_mse_loss_indexes=torch.arange(text + tokens + known, text + tokens + count),
+        action_sequence_indexes=torch.arange(first, first + count),
+        action_mse_loss_indexes=torch.arange(first + known, first + count),
         action_timesteps=torch.full((count - known,), t),
         action_noisy_frame_indexes=[torch.arange(known, count)],
         action_domain_ids=[torch.tensor([asked.domain_id])],
         return_dict=False,
+        **with_sound,
     )
-    return of_video[0], of_action[0]
+    return of_video[0], of_action[0], *(of_sound or ())

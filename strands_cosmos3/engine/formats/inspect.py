@@ -25,6 +25,7 @@ from strands_cosmos3.engine.senses import (
     text_keys,
     vision_encoder,
 )
+from strands_cosmos3.engine.sound import sound_bytes
 from strands_cosmos3.engine.variants import VARIANTS
 from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
@@ -105,6 +106,9 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
     forms = memory_forms(partial(needed_bytes, checkpoint), checkpoint.config)
     if not senses["eyes"]:
         forms["bfloat16 for ask alone"] = reasoner_bytes(checkpoint, torch.bfloat16)
+    if not senses["ears"]:
+        hears = partial(sound_bytes, checkpoint)
+        forms["bfloat16 with sound"] = needed_bytes(checkpoint, torch.bfloat16, sound=hears)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return {
         "variant": variant.name
