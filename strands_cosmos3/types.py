@@ -49,6 +49,7 @@ from strands_cosmos3.errors import (
     InputError,
     ShapeError,
 )
+from strands_cosmos3.films import Sound
 
 WILD_Z = 10.0  # a normalised action beyond this magnitude is a fault and not motion
 OFF_POSE_M = 1e-3  # a row that misses its pose by more is reported
@@ -220,6 +221,7 @@ class Request:
             read at the rows' rate; for ``inverse_dynamics`` only.
         decode_frames: Frames of the predicted video that are wanted, from the first on; None is all
             that the backend decodes.
+        sound: Whether the predicted sound is wanted. Only backends whose ``info`` says so have one.
         limb_poses: By limb, [4, 4] measured pose of its Cosmos frame in its base; empty without an
             arm model.
         limb_anchors: By limb, [4, 4] pose of that frame from which the first row departs; empty is
@@ -247,6 +249,7 @@ class Request:
     clip: NDArray[np.uint8] | str | Path | None = None
     action_prefix: F64 | None = None
     decode_frames: int | None = None
+    sound: bool = False
     limb_poses: Mapping[str, F64] = _no_entries()
     limb_anchors: Mapping[str, F64] = _no_entries()
     wait_s: float = math.inf
@@ -323,6 +326,7 @@ class ActionChunk:
         seed: Noise seed.
         timing: Milliseconds by part.
         video: [F, H, W, 3] uint8, the predicted video, if it was decoded.
+        sound: The sound of that video, if it was asked for.
         quantiles: 1 % and 99 % quantiles [D] with which the rows were normalised; None means the
             embodiment's packaged ones.
         T_base_departure: [4, 4] pose that a server integrated absolute poses from; None for poses
@@ -343,6 +347,7 @@ class ActionChunk:
     seed: int = 0
     timing: Mapping[str, float] = _no_entries()
     video: NDArray[np.uint8] | None = None
+    sound: Sound | None = None
     quantiles: tuple[F64, F64] | None = None
     T_base_departure: F64 | None = None
     scores: Mapping[str, float] = _no_entries()

@@ -47,6 +47,7 @@ class BackendInfo:
             :attr:`Backend.model_sha256`.
         recorded_robot: Name of the robot that its motion was recorded on, where that is known.
         scores: The scores that its chunks may have, with their limits.
+        sound: Whether its chunks have a sound where a request asks for it.
     """
 
     name: str = "backend"
@@ -65,6 +66,7 @@ class BackendInfo:
     model_sha256: str | None = None
     recorded_robot: str | None = None
     scores: tuple[ScoreLimit, ...] = ()
+    sound: bool = False
 
     def action_space_for(self, embodiment: Embodiment) -> str | None:
         """Return the name of the action space of answers for an embodiment; None is the

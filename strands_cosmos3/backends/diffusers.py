@@ -24,8 +24,11 @@ from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.sound import load_decoder
+from strands_cosmos3.engine.variants import EARS
 from strands_cosmos3.errors import BackendError, VariantError
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.films import Sound
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
 
@@ -50,7 +53,8 @@ class DiffusersBackend(Backend):
         action_space: str | None = None,
     ):
         self._decodes_video = options.engine.decode_video
-        root = locate(as_path(model, "diffusers"))
+        sound = options.engine.decode_sound
+        root = locate(as_path(model, "diffusers"), also=EARS if sound else ())
         checkpoint = Checkpoint.open(root, action_space=action_space)
         checkpoint.require_released("diffusers' pipeline")
         if checkpoint.action_space == "joint_pos" or checkpoint.state_row is not None:
@@ -63,12 +67,14 @@ class DiffusersBackend(Backend):
             name="diffusers",
             action_space=checkpoint.require_space(),
             language=checkpoint.language,
+            sound=sound,
         )
         self._checkpoint = checkpoint
         self._input = ModelInput(checkpoint, options)
         self._device = resolve_device(options.engine)
         dtype = choose_dtype(options.engine.dtype, self._device, checkpoint.config)
-        self._pipe: Any = _load(root, dtype).to(self._device)
+        tokenizer = load_decoder(checkpoint, self._device, dtype).model if sound else None
+        self._pipe: Any = _load(root, dtype, tokenizer).to(self._device)
 
     @property
     def model_sha256(self) -> str:
@@ -78,8 +84,8 @@ class DiffusersBackend(Backend):
         """Return the chunk for a request.
 
         Raises:
-            BackendError: The request has no picture, is not of mode ``policy``, or asks for
-                guidance on some steps only.
+            BackendError: The request has no picture, is not of mode ``policy``, asks for guidance
+                on some steps only, or for a sound that was not loaded.
         """
         if request.mode is not Mode.POLICY:
             raise BackendError(
@@ -90,6 +96,11 @@ class DiffusersBackend(Backend):
         if engine_request.guidance_interval is not None:
             raise BackendError(
                 "diffusers' pipeline guides every step; a guidance interval needs backend='native'."
+            )
+        if request.sound and not self.info.sound:
+            raise BackendError(
+                "the request asks for sound, which this backend was loaded without; make it with "
+                "sound=True."
             )
         if request.action_space.name != "midtrain":
             raise BackendError(
@@ -102,6 +113,11 @@ class DiffusersBackend(Backend):
         if self._decodes_video:
             video = (np.asarray(out.video) * 255).round().clip(0, 255).astype(np.uint8)
             video = video[: request.decode_frames]
+        sound = None
+        if request.sound:
+            hz = self._pipe.sound_tokenizer.config.sampling_rate
+            samples = int((engine_request.action_chunk + 1) / engine_request.fps * hz)
+            sound = Sound(out.sound[:, :samples].float().cpu().numpy(), hz)
         return ActionChunk(
             out.action[0].double().numpy(),
             request.action_space,
@@ -110,6 +126,7 @@ class DiffusersBackend(Backend):
             seed=request.seed,
             timing={"total_ms": total_ms},
             video=video,
+            sound=sound,
             quantiles=self._input.quantiles(request),
         )
 
@@ -147,6 +164,7 @@ class DiffusersBackend(Backend):
             guidance_scale=engine_request.guidance_scale,
             generator=torch.Generator(self._device).manual_seed(request.seed),
             output_type="np" if self._decodes_video else "latent",
+            enable_sound=request.sound,
         )
 
     def close(self) -> None:
@@ -154,7 +172,7 @@ class DiffusersBackend(Backend):
         self._pipe = None
 
 
-def _load(root: Path, dtype: torch.dtype) -> Any:
+def _load(root: Path, dtype: torch.dtype, sound_tokenizer: Any = None) -> Any:
     with needed_by("backend 'diffusers'"):
         from diffusers import Cosmos3OmniPipeline  # pyright: ignore[reportPrivateImportUsage]
         from diffusers.video_processor import VideoProcessor
@@ -163,7 +181,10 @@ def _load(root: Path, dtype: torch.dtype) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe = cast("Any", Cosmos3OmniPipeline).from_pretrained(
-            root, torch_dtype=dtype, enable_safety_checker=False
+            root,
+            torch_dtype=dtype,
+            enable_safety_checker=False,
+            sound_tokenizer=sound_tokenizer,
         )
     pipe.set_progress_bar_config(disable=True)
     pipe.register_to_config(use_native_flow_schedule=True)

@@ -106,6 +106,7 @@ class ModelInput:
                     use_karras_sigmas=not recorded and self._sampling.karras,
                     return_video=False,  # pixels are wanted, as many as are decoded
                     decode_frames=request.decode_frames if decodes_video else 0,
+                    sound=request.sound,
                 )
             )
         return engine_requests
@@ -193,8 +194,9 @@ class ModelInput:
         key = request.embodiment.name, request.action_space.name, request.n_rows
         if key not in self._processors:
             frames = self._sampling.policy_frames
-            filmed = self._options.engine.decode_video and not self._checkpoint.future_from_actions
-            if frames is None and filmed:
+            engine = self._options.engine
+            perceived = engine.decode_video or engine.decode_sound
+            if frames is None and perceived and not self._checkpoint.future_from_actions:
                 frames = max(self._checkpoint.policy_frames, default=None)
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,

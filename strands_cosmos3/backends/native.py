@@ -20,6 +20,7 @@ from strands_cosmos3.embodiments import CameraRig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.vae import NovelPictureWarning
+from strands_cosmos3.films import Sound
 from strands_cosmos3.monitors import ScoreLimit
 from strands_cosmos3.types import ActionChunk, Mode, Request
 
@@ -71,13 +72,12 @@ class EngineBackend(Backend):
             if language is None
             else language.example,
             scores=() if checkpoint.novelty_rmse is None else (NOVELTY,),
+            sound=engine.predicts_sound,
         )
         self._answers_digest = options.engine.answers_digest
         self._input = ModelInput(checkpoint, options)
         self._futures_apart = (
-            engine.decodes_video
-            and checkpoint.future_from_actions
-            and options.sampling.policy_frames is None
+            checkpoint.future_from_actions and options.sampling.policy_frames is None
         )
 
     @property
@@ -113,15 +113,17 @@ class EngineBackend(Backend):
         as :meth:`infer`.
 
         Where the checkpoint predicts futures from actions, a second pass does: the same rows come
-        with and without a video.
+        with and without a video or a sound.
         """
         filmed = [
             i
             for i, request in enumerate(requests)
-            if self._futures_apart and request.mode is Mode.POLICY and request.decode_frames != 0
+            if self._futures_apart
+            and request.mode is Mode.POLICY
+            and (request.sound or (self.engine.decodes_video and request.decode_frames != 0))
         ]
         plain = [
-            replace(request, decode_frames=0) if i in filmed else request
+            replace(request, decode_frames=0, sound=False) if i in filmed else request
             for i, request in enumerate(requests)
         ]
         chunks = [
@@ -141,7 +143,7 @@ class EngineBackend(Backend):
         for i, (_, result) in zip(filmed, self._results(futures, recorded=True), strict=True):
             timing: Counter[Any] = Counter(chunks[i].timing)
             timing.update(_milliseconds(result))
-            chunks[i] = replace(chunks[i], video=as_pictures(result["pixels"]), timing=timing)
+            chunks[i] = replace(chunks[i], timing=timing, **_perceived(result))
         return chunks
 
     def _results(
@@ -166,18 +168,27 @@ class EngineBackend(Backend):
             fps=engine_request.fps,
             seed=request.seed,
             timing=_milliseconds(result),
-            video=as_pictures(result["pixels"]) if "pixels" in result else None,
             quantiles=self._input.quantiles(request),
             scores={
                 limit.score: result[limit.score]
                 for limit in self.info.scores
                 if limit.score in result
             },
+            **_perceived(result),
         )
 
     def close(self) -> None:
         """Free the weights; calling it twice is harmless."""
         self.engine.close()
+
+
+def _perceived(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The predicted video and sound of a result, as a chunk has them."""
+    pixels, waveform = result.get("pixels"), result.get("waveform")
+    return {
+        "video": None if pixels is None else as_pictures(pixels),
+        "sound": None if waveform is None else Sound(waveform[0].numpy(), result["sample_rate"]),
+    }
 
 
 def _milliseconds(result: Mapping[str, Any]) -> dict[str, float]:

@@ -44,7 +44,7 @@ class SamplingOptions(Sampling):
     policy_frames: int | None = option(None, *ENGINE_BACKENDS)
     """Video frames that a policy denoises; 1 is actions only, several times faster, for checkpoints
     that were trained so. None: the checkpoint's first number, or its largest if the predicted video
-    is decoded (still the first if the checkpoint predicts videos from actions).
+    is decoded or its sound is (still the first if the checkpoint predicts videos from actions).
     """
     image_size: int | None = option(None, *MODEL_BACKENDS)
     """Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints)."""

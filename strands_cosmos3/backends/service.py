@@ -96,13 +96,14 @@ class ServiceBackend(RemoteBackend):
         super().__init__(client)
         self._num_steps = num_steps
         self._asked_space = action_space
+        self._dialect = get_dialect(dialect)
         self.info = BackendInfo(
             name="service",
+            sound=self._dialect.extensions,
             takes_views=True,
             requires_images=requires_images,
             preferred_space="joint_pos",  # that of the released policy servers
         )
-        self._dialect = get_dialect(dialect)
         self._session = _new_session()
         self._calls = 0
         self._asked = False

@@ -18,6 +18,7 @@ from strands_cosmos3.commands.progress import progress_bar
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError, InputError, ResourceNotFoundError
 from strands_cosmos3.extras import needed_by
+from strands_cosmos3.films import Sound, VideoWriter, write_wav
 from strands_cosmos3.options import option, section
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.resources import write_json
@@ -56,7 +57,8 @@ class InferCommand:
 
       torchrun --nproc-per-node=8 -m strands_cosmos3 infer --cfg 2 --tp 4 --model ...
 
-    Writes <out>_action.json with shape, dtype and data, and <out>.mp4 where a video is decoded.
+    Writes <out>_action.json with shape, dtype and data, <out>.mp4 where a video is decoded, and
+    with --sound <out>.wav, which is also the track of the film.
     Options that are not set follow the checkpoint, then the domain. The answer of a policy is a
     valid --action-file for forward_dynamics.
     """
@@ -131,6 +133,7 @@ class InferCommand:
         decode = self.decode_video or self.mode == "forward_dynamics"
         action_path = self._output("_action.json")
         video_path = self._output(".mp4") if decode else None
+        sound_path = self._output(".wav") if self.policy.sound else None
         known_rows = self._check()
         console = Console()
         with self._engine(decode, console) as engine:
@@ -176,14 +179,23 @@ class InferCommand:
         write_json(action_path, report)
         columns = f"{len(rows)} rows of {rows.shape[1]} columns"
         console.print(f"wrote {action_path}: {columns}, {space}", soft_wrap=True)
+        sound = None
+        if sound_path is not None:
+            sound = Sound(result["waveform"][0].numpy(), result["sample_rate"])
+            write_wav(sound_path, sound)
+            heard = f"{sound.duration_s:.3f} s at {sound.rate_hz} Hz"
+            console.print(f"wrote {sound_path}: {heard}", soft_wrap=True)
         if video_path is not None:
             from strands_cosmos3.backends.model_input import as_pictures
-            from strands_cosmos3.sim.record import VideoWriter
 
             with VideoWriter(video_path, processed.fps) as writer:
+                if sound is not None:
+                    writer.hear(sound)
                 for frame in as_pictures(answer["pixels"]):
                     writer.write(frame)
             console.print(f"wrote {video_path}", soft_wrap=True)
+        if label := engine.checkpoint.metadata.get("label"):
+            console.print(f"the checkpoint says of itself: {label}", soft_wrap=True)
         console.print("  ".join(f"{part} {ms:.0f} ms" for part, ms in timing.items()))
         return 0
 
@@ -245,7 +257,7 @@ class InferCommand:
                 device=resolve_device(policy.engine),
                 parallel=policy.parallel,
                 decode_video=decode,
-                options=policy.engine,
+                options=policy.for_backend.engine,
                 action_space=policy.action_space,
             )
 
@@ -301,7 +313,9 @@ class InferCommand:
         sampling = engine.checkpoint.resolve_sampling(
             processed.embodiment, processed.space.name, options, processed.mode
         )
-        return processed.request(sampling, seed=self.seed, use_karras_sigmas=options.karras)
+        return processed.request(
+            sampling, seed=self.seed, use_karras_sigmas=options.karras, sound=self.policy.sound
+        )
 
 
 def read_actions(path: Path, chunk_index: int = 0) -> np.ndarray:

@@ -28,6 +28,14 @@ from strands_cosmos3.errors import InputError, LayoutError, VariantError
 from strands_cosmos3.extras import needed_by
 
 _CONFIG = "sound_tokenizer/config.json"
+_DEFAULTS: Mapping[str, Any] = {  # diffusers'
+    "sampling_rate": 48_000,
+    "vocoder_input_dim": 64,
+    "dec_dim": 320,
+    "dec_out_channels": 2,
+    "dec_c_mults": [1, 2, 4, 8, 16],
+    "dec_strides": [2, 4, 5, 6, 8],
+}
 _MOST: Mapping[str, int] = {  # nothing is built of larger ones
     "sampling_rate": 768_000,
     "vocoder_input_dim": 65_536,
@@ -81,7 +89,7 @@ def require_ears(checkpoint: Checkpoint) -> tuple[Mapping[str, Any], WeightSourc
             f"{checkpoint.root} cannot predict sound. It lacks {', '.join(lacking)}. Leave sound "
             "out; `strands-cosmos3 checkpoint inspect FOLDER` says what a folder has."
         )
-    config = read_config(files.folder / "config.json", files.folder.parent)
+    config = {**_DEFAULTS, **read_config(files.folder / "config.json", files.folder.parent)}
     try:
         for name, most in _MOST.items():
             whole_number(config.get(name), name, 1, most)

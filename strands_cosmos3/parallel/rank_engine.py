@@ -13,6 +13,8 @@ from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.options import DecodeVideo
 from strands_cosmos3.engine.preflight import choose_dtype
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.sound import require_ears
+from strands_cosmos3.engine.variants import EARS
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import ParallelConfig, RankOptions
 from strands_cosmos3.parallel.group import OnStep, RankTimeouts
@@ -37,10 +39,17 @@ class RankGroupEngine:
     The ranks are started here, which may raise any Cosmos3Error. Only they load weights.
     """
 
-    def __init__(self, checkpoint: Checkpoint, decode_video: DecodeVideo, ranks: Ranks):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        decode_video: DecodeVideo,
+        ranks: Ranks,
+        decode_sound: bool = False,
+    ):
         self.checkpoint = checkpoint
         self.action_space = checkpoint.action_space
         self.decodes_video = bool(decode_video)
+        self.predicts_sound = decode_sound
         self.ranks = ranks
         self._closed = False
         ranks.start()
@@ -59,19 +68,22 @@ class RankGroupEngine:
             ConfigError, CheckpointError: The transformer cannot be split so (nothing was started),
                 or not be loaded.
         """
-        folder = locate(path_or_repo_id)
+        decode_sound = options.engine.decode_sound
+        folder = locate(path_or_repo_id, also=EARS if decode_sound else ())
         checkpoint = Checkpoint.open(folder, action_space=options.action_space)
         parallel.check_transformer(checkpoint.config)
+        if decode_sound:
+            require_ears(checkpoint)
         device = torch.device(options.engine.device or "cpu")
         options.engine.require_runnable(device.type, parallel.layer_ranks)
         if told("WORLD_SIZE", 1) > 1:
             ranks = LaunchedRanks(folder, parallel, options)
-            return cls(checkpoint, options.engine.decode_video, ranks)
+            return cls(checkpoint, options.engine.decode_video, ranks, decode_sound)
         # once for all ranks
         dtype = choose_dtype(options.engine.dtype, device, checkpoint.config)
         engine = replace(options.engine, dtype=str(dtype).removeprefix("torch."))
         group = rank_processes(folder, parallel, replace(options, engine=engine), timeouts)
-        return cls(checkpoint, engine.decode_video, group)
+        return cls(checkpoint, engine.decode_video, group, decode_sound)
 
     def step(self, request: Cosmos3ActionRequest, on_step: OnStep | None = None) -> dict[str, Any]:
         """Answer one request; see ``Cosmos3Engine.step``. Errors: as :meth:`step_batch`."""

@@ -34,6 +34,7 @@ from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm, resample_rows, steps_of_rows
 from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.policy.policy import Policy, Step
+from strands_cosmos3.policy.rollout_files import RolloutFiles
 from strands_cosmos3.snapshots import Restorable
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Mode, Observation, Request
 
@@ -77,9 +78,11 @@ class Cosmos3Policy(Restorable, Policy):
     Attributes:
         options: All options, those that were given as arguments included.
         last_rollout: After a call: raw ``action`` [T, D], ``video`` (H, W multiples of 16),
-            ``sound``, ``seed``, ``timing``, ``action_space``; if known ``quantiles``, the
-            chunk's scores by name (``novelty``), ``borrowed_domain``, ``collision`` and
-            ``off_pose_mm``.
+            ``sound`` (a :class:`~strands_cosmos3.films.Sound`, with the option ``sound``; both are
+            paths with ``rollout_folder``), ``seed``, ``timing``, ``action_space``; if known
+            ``quantiles``, the chunk's scores by name (``novelty``), ``borrowed_domain``,
+            ``collision`` and ``off_pose_mm``.
+        last_chunk: The last call's chunk, or None.
 
     Raises:
         ConfigError: Options that contradict each other, are given twice or are not available, or a
@@ -96,6 +99,7 @@ class Cosmos3Policy(Restorable, Policy):
         "_path_rad",
         "rtc_observed_delay_steps",
         "last_rollout",
+        "last_chunk",
     )
     default_backend: ClassVar[str] = "native"
     """Backend when no option names one: ``native``, or ``service`` for policies that a host makes
@@ -160,6 +164,9 @@ class Cosmos3Policy(Restorable, Policy):
         self.prompt = prompt
         self.decode_frames = options.decode_frames
         self.last_rollout: dict[str, Any] = {}
+        self.last_chunk: ActionChunk | None = None
+        folder = options.rollout_folder
+        self._files = None if folder is None else RolloutFiles(folder)
         self.robot_state_keys: list[str] = []
         self._action_mapping = action_mapping
         self._mapped = (
@@ -183,11 +190,13 @@ class Cosmos3Policy(Restorable, Policy):
             backend = options.backend_with(model, self.default_backend)
         if backend in ("native", "distributed") and model is None:
             model = embedded_checkpoint(self.embodiment.name, robot)
-        for_backend = options.for_backend
+        of_model = backend in MODEL_BACKENDS
+        for_backend = replace(options, sound=options.sound and of_model).for_backend
         if backend in MODEL_BACKENDS and (
             self.decode_frames or self.mode is Mode.FORWARD_DYNAMICS
         ):  # forward dynamics answers with its video only
-            engine = replace(options.engine, decode_video=options.engine.decode_video or True)
+            engine = for_backend.engine
+            engine = replace(engine, decode_video=engine.decode_video or True)
             for_backend = replace(for_backend, engine=engine)
         self.backend = make_backend(backend, model, for_backend, options.action_space)
         with ExitStack() as unmade:
@@ -203,6 +212,11 @@ class Cosmos3Policy(Restorable, Policy):
             raise ConfigError(
                 f"backend {info.name!r} does not know mode {str(self.mode)!r}, only "
                 f"{', '.join(info.modes)}; use backend='native'."
+            )
+        if self.options.sound and not info.sound:
+            raise ConfigError(
+                f"backend {info.name!r} predicts no sound; leave sound out, or use a checkpoint "
+                "that has ears, in this process or behind a server of this package."
             )
         if (
             self.options.action_space is None
@@ -229,6 +243,7 @@ class Cosmos3Policy(Restorable, Policy):
         self._path_rad: F64 | None = None
         self.rtc_observed_delay_steps = None
         self.last_rollout = {}
+        self.last_chunk = None
         if self._arm is not None:
             self._arm.reset()
 
@@ -641,12 +656,16 @@ class Cosmos3Policy(Restorable, Policy):
             self.backend.watch.see(request, chunk)
             raise
         self.backend.watch.see(request, chunk, plan)
+        self.last_chunk = chunk
+        video, sound = (
+            (chunk.video, chunk.sound) if self._files is None else self._files.write(chunk)
+        )
         timing = {"infer_ms": infer_ms, "solve_ms": (time.perf_counter() - started) * 1e3}
         self.last_rollout = {
             **chunk.scores,
             "action": chunk.action,
-            "video": chunk.video,
-            "sound": None,
+            "video": video,
+            "sound": sound,
             "seed": chunk.seed,
             "timing": {**timing, **chunk.timing},
             "action_space": chunk.action_space.name,
@@ -706,6 +725,7 @@ class Cosmos3Policy(Restorable, Policy):
             clip=video,
             action_prefix=action_prefix,
             decode_frames=self.decode_frames,
+            sound=self.options.sound,
             wait_s=observation.wait_s,
         )
 

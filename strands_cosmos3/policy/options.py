@@ -116,6 +116,15 @@ class PolicyOptions:
     """Frames of the predicted video to decode: the observed one and one for each row. None is all
     of them.
     """
+    sound: bool = option(False, *MODEL_BACKENDS, "service")
+    """Predict the sound of the video too: last_rollout["sound"], and the track of a film. It is
+    denoised with the actions, which are then others than without it. For checkpoints that have ears
+    (checkpoint inspect), and servers of this package that were started with it.
+    """
+    rollout_folder: str | Path | None = option(None, hidden=True)
+    """Folder of files with what is predicted: last_rollout["video"] and ["sound"] are then paths of
+    an .mp4 and a .wav, or None, instead of arrays.
+    """
     sampling: SamplingOptions = section(SamplingOptions)
     engine: EngineOptions = section(EngineOptions)
     parallel: ParallelConfig = section(ParallelConfig)
@@ -187,8 +196,13 @@ class PolicyOptions:
 
     @property
     def for_backend(self) -> BackendOptions:
-        """The part that backends read: the fields that ``BackendOptions`` has too."""
-        return BackendOptions(**{name: getattr(self, name) for name in _OF_BACKENDS})
+        """The part that backends read: the fields that ``BackendOptions`` has too, and that an
+        engine loads what predicts sound.
+        """
+        parts = {name: getattr(self, name) for name in _OF_BACKENDS}
+        if self.sound:
+            parts["engine"] = replace(self.engine, decode_sound=True)
+        return BackendOptions(**parts)
 
     @property
     def without_backend(self) -> Self:

@@ -368,6 +368,11 @@ class ServedPolicy:
             seed=wire.read_seed(message, wire.VLLM_SEED, default) if session.is_vllm else default,
             t_motion_s=now - episode.started_s,
         )
+        if request.sound and not self.backend.info.sound:
+            raise InputError(
+                f"{wire.SOUND!r} is true, and this server predicts no sound; leave it out, or "
+                "start the server with --sound on a checkpoint that has ears."
+            )
         if not episode.calls and (remark := wire.doubtful_composite(request)):
             logger.warning("%s", remark)
 

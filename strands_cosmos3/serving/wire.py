@@ -57,6 +57,7 @@ from strands_cosmos3.errors import (
     ShapeError,
     WireFormatError,
 )
+from strands_cosmos3.films import Sound
 from strands_cosmos3.observe.views import as_uint8, compose, letterbox
 from strands_cosmos3.serving.codec import UnsupportedArray
 from strands_cosmos3.types import ActionChunk, Request
@@ -74,6 +75,7 @@ SEED = "cosmos3/seed"
 MOTION_CLOCK = "cosmos3/t_motion_s"
 QUANTILES = "cosmos3/quantiles"
 SCORES = "cosmos3/scores"
+SOUND = "cosmos3/sound"
 DEADLINE = "cosmos3/deadline_ms"
 SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
@@ -106,6 +108,7 @@ _STATE_KEYS = (
     REQUEST_ID,
     SEED,
     MOTION_CLOCK,
+    SOUND,
     DEADLINE,
 )
 _SENT_AS = {
@@ -264,6 +267,7 @@ def encode_request(
     if dialect.extensions:
         message |= {REQUEST_ID: request_id, SEED: request.seed, MOTION_CLOCK: request.t_motion_s}
         message |= {DEADLINE: wait_s * 1e3} if wait_s < math.inf else {}
+        message |= {SOUND: True} if request.sound else {}
     return message
 
 
@@ -343,11 +347,20 @@ def decode_request(
         limb_poses={} if pose is None else {embodiment.limbs[0].name: pose},
         composite=composite,
         seed=read_seed(message, SEED, seed),
+        sound=_flag(message, SOUND),
         t_motion_s=_scalar(message, MOTION_CLOCK, _LARGEST_S)
         if MOTION_CLOCK in message
         else t_motion_s,
         images=views,
     )
+
+
+def _flag(message: Mapping[str, Any], key: str) -> bool:
+    """Whether a message says true under a key; InputError if it says anything but a truth value."""
+    value: Any = message.get(key, False)
+    if not isinstance(value, bool):
+        raise InputError(f"{key!r} must be true or false, got {type(value).__name__}.")
+    return value
 
 
 def _read_state(
@@ -548,6 +561,8 @@ def encode_reply(
             reply[SCORES] = dict(chunk.scores)
         if model_sha256 is not None:
             reply[SERVED_MODEL] = model_sha256
+    if chunk.sound is not None:  # who asked for it knows the key
+        reply[SOUND] = {"rate_hz": chunk.sound.rate_hz, "samples": chunk.sound.samples.T}
     return reply
 
 
@@ -622,7 +637,8 @@ def decode_reply(reply: Any, request: Request, request_id: int) -> ActionChunk:
     chunk = _chunk(cast("NDArray[Any]", rows), request, timing)
     quantiles = _quantiles(fields.get(QUANTILES), chunk.action_space)
     scores = _figures(fields.get(SCORES))
-    return replace(chunk, video=_video(fields.get("video")), quantiles=quantiles, scores=scores)
+    video, sound = _video(fields.get("video")), _sound(fields.get(SOUND))
+    return replace(chunk, video=video, sound=sound, quantiles=quantiles, scores=scores)
 
 
 def stated_error(reply: Mapping[str, Any], text: str) -> ServiceError:
@@ -653,6 +669,21 @@ def _video(value: Any) -> NDArray[np.uint8] | None:
         )
     except InputError:
         return None
+
+
+def _sound(value: Any) -> Sound | None:
+    """A predicted sound, whose samples [N, channels] have time first as all arrays do."""
+    if value is None:
+        return None
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    samples = fields.get("samples")
+    try:
+        if not isinstance(samples, np.ndarray):
+            raise InputError(f"it has no array 'samples', but {keys_of(fields)}.")
+        waveform = cast("NDArray[Any]", samples).T
+        return Sound(waveform, cast("int", fields.get("rate_hz")))
+    except InputError as error:
+        raise ServiceUnreadableError(f"the reply's {SOUND!r} is no sound: {error}") from None
 
 
 def _quantiles(value: Any, space: ActionSpace) -> tuple[F64, F64] | None:

@@ -207,10 +207,10 @@ class EpisodeRunner(Restorable):
     def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        action, video = self.planner.answer
+        action, video, sound = self.planner.answer
         self.planner.accepted_rows = action
         self.log.begin_chunk(chunk, action)
-        self.film.show_prediction(video, chunk.age_s)
+        self.film.show_prediction(video, chunk.age_s, sound)
         self.film.show_plan(chunk.plan, chunk.wall_ms)
 
     def _record(self, tick: Tick) -> None:

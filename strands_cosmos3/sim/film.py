@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from strands_cosmos3.checks import known_name
-from strands_cosmos3.sim.record import VideoWriter, compose_film
+from strands_cosmos3.films import Sound, VideoWriter
+from strands_cosmos3.sim.record import compose_film
 from strands_cosmos3.sim.render import BEAUTY, Polyline, Renderer
 from strands_cosmos3.sim.scene import Scene, SceneLimb
 from strands_cosmos3.types import JointTrajectory
@@ -164,13 +165,15 @@ class VideoRecorder:
         if self._writer is not None:
             self._trace.take_plan(plan)
 
-    def show_prediction(self, video: Any, since_s: float) -> None:
+    def show_prediction(self, video: Any, since_s: float, sound: Sound | None = None) -> None:
         """Show a predicted video [F, H, W, 3] uint8, if any, beside the scene, from ``since_s``
-        seconds on.
+        seconds on, with its sound.
         """
         if self._audience is not None:
             self._audience.show_prediction(video, since_s)
         self._begun = True
+        if self._writer is not None and sound is not None:
+            self._writer.hear(sound, self._ticks * self._tick_s, since_s)
         if video is not None:
             self._trace.predict(video, self._ticks * self._tick_s - since_s)
 

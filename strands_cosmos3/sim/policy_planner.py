@@ -29,7 +29,8 @@ class _Planner(Restorable):
     """What planners share: a policy, whose pictures ``film`` renders.
 
     Attributes:
-        answer: Raw action rows [T, D] and predicted video of the latest chunk, or None each.
+        answer: Raw action rows [T, D], predicted video and its sound, of the latest chunk, or None
+            each.
         accepted_rows: Raw rows of the chunk that the arm follows. The latest one may have expired
             or been rejected.
         replan_rows: Rows to execute before the next inference, or None.
@@ -42,7 +43,7 @@ class _Planner(Restorable):
 
     def __init__(self, arm: SimulatedArm, policy: Any, instruction: str, film: VideoRecorder):
         self.instruction = instruction
-        self.answer: tuple[NDArray[Any] | None, Any] = (None, None)
+        self.answer: tuple[NDArray[Any] | None, Any, Any] = (None, None, None)
         self.accepted_rows: NDArray[Any] | None = None
         self._arm = arm
         self._policy = policy
@@ -92,8 +93,9 @@ class PolicyPlanner(_Planner):
     def plan(self, observation: Observation) -> JointTrajectory:
         """Return the policy's chunk; any Cosmos3Error is the policy's."""
         plan = self._policy.plan(observation, self.instruction, action_prefix=self._seen)
-        rollout = self._policy.last_rollout
-        self.answer = np.asarray(rollout["action"]), rollout["video"]
+        chunk = self._policy.last_chunk
+        assert chunk is not None  # it has just planned
+        self.answer = chunk.action, chunk.video, chunk.sound
         if isinstance(plan, ActionChunk):
             raise ConfigError(
                 "this policy returns raw columns; name the arm's robot, e.g. robot='panda'."

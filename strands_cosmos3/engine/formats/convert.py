@@ -32,6 +32,7 @@ from strands_cosmos3.engine.weight_files import (
     TORCH_DTYPES,
     WeightSource,
     inside,
+    read_config,
     require_finite,
 )
 from strands_cosmos3.errors import ConfigError, ContractError
@@ -248,8 +249,12 @@ def _released_files(
     sources = {"transformer": weights, "vae": checkpoint.vae_weights}
     if checkpoint.preview is not None:
         sources["preview_decoder"] = checkpoint.preview[1]
-    if not lacking_senses(checkpoint)["eyes"]:
+    lacking = lacking_senses(checkpoint)
+    if not lacking["eyes"]:
         sources["vision_encoder"] = require_eyes(checkpoint)
+    ears = checkpoint.layout.optional_weights("sound_tokenizer")
+    if ears is not None and not lacking["ears"]:
+        sources["sound_tokenizer"] = ears
     for folder, source in sources.items():
         shards = shards_of(_planned(source, dtype), shard_bytes)
         for i, shard in enumerate(shards, 1):
@@ -266,7 +271,7 @@ def _describe_released(
     quantization: Mapping[str, Any] | None,
 ) -> None:
     layout = checkpoint.layout
-    for folder in ("transformer", "vae", "vision_encoder"):
+    for folder in ("transformer", "vae", "vision_encoder", "sound_tokenizer"):
         mine = {name: shard for name, shard in files.items() if name.startswith(f"{folder}/")}
         if len(mine) > 1:
             file_of = {plan: Path(name).name for name, shard in mine.items() for plan in shard}
@@ -278,6 +283,10 @@ def _describe_released(
     if any(name.startswith("vision_encoder/") for name in files):
         _copy_tokenizer(layout.reasoner.root, out)
         write_json(out / "config.json", layout.reasoner.read("config.json"))
+    ears = layout.optional_weights("sound_tokenizer")
+    if ears is not None and any(name.startswith("sound_tokenizer/") for name in files):
+        config = read_config(ears.folder / "config.json", ears.folder.parent)
+        write_json(out / "sound_tokenizer/config.json", config)
     _copy_tokenizer(layout.tokenizer, out / "text_tokenizer")
     if (statistics := checkpoint.root / STATISTICS).is_file() and checkpoint.metadata.get(
         "statistics"
