@@ -139,6 +139,7 @@ class VideoWriter:
             place[:, :count] = heard[:, :count]
         layout = _LAYOUTS[channels]
         frame = self._av.AudioFrame.from_ndarray(samples, format="fltp", layout=layout)
+        # without a time stamp some lengths cannot be muxed (findings/pyav_aac_without_pts.sh)
         frame.sample_rate, frame.pts, frame.time_base = hz, 0, Fraction(1, hz)
         container.mux([*self._track.encode(frame), *self._track.encode(None)])
 
