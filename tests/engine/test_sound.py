@@ -23,6 +23,7 @@ from strands_cosmos3.engine import denoising, sequence
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.formats.inspect import inspect, lines_of
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.preflight import kept_bytes, needed_bytes
@@ -477,3 +478,13 @@ def test_a_flipped_convention_shows(hearing, monkeypatch, flip):
     model._table_of.cache_clear()
     assert off(found, oracle(case)[2]) > 10 * MOST
     assert off(model.step(request(case))["sound"][0], oracle(case)[2]) <= MOST
+
+
+def test_a_converted_checkpoint_hears_as_before(hearing, tmp_path):
+    out = convert(Checkpoint.open(hearing["silu"]), tmp_path / "out", shard_bytes=1 << 12)
+    assert len([*(out / "sound_tokenizer").glob("*.safetensors")]) > 1
+    asked = request(Case(hearing["silu"], sound=True))
+    expected = engine(hearing["silu"], torch.float32, sound=True).step(asked)
+    with Cosmos3Engine.from_pretrained(out, options=EngineOptions(decode_sound=True)) as model:
+        found = model.step(asked)
+    assert torch.equal(found["waveform"], expected["waveform"])
