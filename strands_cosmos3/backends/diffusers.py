@@ -85,7 +85,8 @@ class DiffusersBackend(Backend):
 
         Raises:
             BackendError: The request has no picture, is not of mode ``policy``, asks for guidance
-                on some steps only, or for a sound that was not loaded.
+                on some steps only, or for a sound that was not loaded; or the checkpoint declares a
+                shorter clip.
         """
         if request.mode is not Mode.POLICY:
             raise BackendError(
@@ -101,6 +102,11 @@ class DiffusersBackend(Backend):
             raise BackendError(
                 "the request asks for sound, which this backend was loaded without; make it with "
                 "sound=True."
+            )
+        if engine_request.video_shape[0] != engine_request.action_chunk // 4 + 1:
+            raise BackendError(
+                "diffusers' pipeline denoises rows + 1 frames, and this checkpoint declares "
+                f"policy_frames {self._checkpoint.policy_frames[0]}: use backend='native'."
             )
         if request.action_space.name != "midtrain":
             raise BackendError(

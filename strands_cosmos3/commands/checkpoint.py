@@ -18,6 +18,7 @@ from strands_cosmos3.resources import write_json
 _OWNERS = {
     "out": "convert and contract",
     "to": "convert",
+    "policy_frames": "contract",
     "dtype": "convert",
     "quantize": "convert",
     "quantize_text": "convert",
@@ -48,6 +49,10 @@ class Checkpoint:
     """Contract file. The default is contract.toml in the folder."""
     out: Path | None = None
     """New folder of convert, or new .toml file of contract, which is printed otherwise."""
+    policy_frames: int | None = None
+    """Frames of the policy's clip, for contract to state of a checkpoint that was fine-tuned with a
+    shorter future: 1 + 4 for each future latent frame that it kept.
+    """
     to: Literal["released", "lerobot"] = "released"
     """Format that convert writes."""
     dtype: Literal["stored", "bfloat16", "float32"] = "stored"
@@ -78,7 +83,7 @@ class Checkpoint:
         if self.what == "inspect":
             return self._inspect(path, base)
         if self.what == "contract":
-            write_new(self.out, contract_of(path, base, self.contract))
+            write_new(self.out, contract_of(path, base, self.contract, self.policy_frames))
             return 0
         return self._convert(path, base)
 

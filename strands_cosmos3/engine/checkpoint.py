@@ -5,9 +5,10 @@ The layout is the released one: ``transformer/`` and ``vae/`` (config and safete
 :mod:`.vae`). A ``checkpoint.json`` may hold a ``strands_cosmos3`` object with ``variant``,
 ``action_space``, ``prompt_format``, ``composition`` (see :mod:`.frames`), ``resolution_tier``,
 ``domain``, ``state`` (see :mod:`.metadata`), ``sampling`` (default ``num_steps``,
-``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, the
-default first; 1 predicts actions without a video), ``replan_rows`` (rows to execute before
-requesting the next chunk), ``prefix_rows`` (longest action prefix seen in training),
+``guidance_scale`` and ``flow_shift``), ``policy_frames`` (frames that a policy's clip may have, 1 +
+4 for each future latent frame, the default first; 1 predicts actions without a video),
+``replan_rows`` (rows to execute before requesting the next chunk), ``prefix_rows`` (longest action
+prefix seen in training),
 ``dynamics_prompt`` (``"empty"``: both dynamics read the empty caption), ``dynamics_steps``
 (denoising steps of both dynamics, if not as in ``sampling``), ``dynamics_start`` (``"frame"``: they
 start at the given frame and at rows of zeros instead of noise, as in training, which showed one
@@ -36,7 +37,7 @@ from strands_cosmos3.digests import file_sha256
 from strands_cosmos3.embodiments import MODEL_SPACES, Embodiment, Sampling, get_embodiment
 from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.formats.contract import missing, require_complete
+from strands_cosmos3.engine.formats.contract import lengths_of, missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.formats.eight_bit import require_stated
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
@@ -168,13 +169,12 @@ class Checkpoint:
         }
         if config is not None and metadata is not None:
             checked_variant = step.of(_variant, layout, config, metadata, variant)
-            frames = metadata.get("policy_frames") or []
             parts |= {
                 "variant": checked_variant,
                 "metadata": metadata,
                 "state_row": step.of(StateRow.from_metadata, metadata),
                 "sampling": _sampling(metadata),
-                "policy_frames": tuple(frames if isinstance(frames, list) else [frames]),
+                "policy_frames": lengths_of(metadata.get("policy_frames") or []),
                 "prefix_rows": metadata.get("prefix_rows") or 0,
                 **{
                     name: metadata.get(name)

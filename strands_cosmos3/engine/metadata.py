@@ -85,17 +85,12 @@ def _count(most: int) -> Field:
     return whole_from(1, most), f"a whole number of at least 1, at most {most}"
 
 
-_POLICY_FRAMES = _count(1000)
 RECORDED: Mapping[str, Field] = {
     **FIELDS,
     **OPTIONAL,
     "dynamics_prompt": one_of("empty", "instruction"),
     "dynamics_start": one_of("noise", "frame"),
     "future_mode": one_of("policy", "forward_dynamics"),
-    "policy_frames": (
-        lambda value: all(map(_POLICY_FRAMES[0], value if isinstance(value, list) else [value])),
-        f"{_POLICY_FRAMES[1]}, or a list of such",
-    ),
     "replan_rows": _count(10_000),
     "prefix_rows": _count(10_000),
     "dynamics_steps": _count(1000),

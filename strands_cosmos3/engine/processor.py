@@ -188,8 +188,8 @@ class Cosmos3PolicyProcessor:
         gripper: How the caller's ``joint_pos`` states and rows express the gripper; the model's is
             1 = open.
         state_row: Scale of a ``midtrain`` checkpoint's state row, if it has one.
-        policy_frames: Frames of a policy's clip; None is the chunk's rows + 1, 1 answers actions
-            without a video.
+        policy_frames: Frames of a policy's clip, 1 + a multiple of 4; None is the chunk's rows + 1,
+            1 answers actions without a video.
         prefix_rows: Longest ``action_prefix`` of a call; one of fewer rows than the chunk in any
             case.
         append_metadata: PhyAI's; it must be unset.
@@ -307,7 +307,10 @@ class Cosmos3PolicyProcessor:
             trained = " or ".join(map(str, checkpoint.policy_frames))
             raise ConfigError(
                 f"policy_frames {frames}: this checkpoint was trained to answer with "
-                f"{trained or 'rows + 1 alone, the default'}."
+                f"{trained or 'rows + 1 alone, the default'}, as far as it says. If it was "
+                "fine-tuned with other frames, declare them and pass the file as the checkpoint: "
+                f"strands-cosmos3 checkpoint contract {checkpoint.root} --policy-frames {frames} "
+                f"--out NAME.toml. To fine-tune it so: train --policy-frames {frames}."
             )
         if "domain_id" in overrides:
             defaults.pop("domain_name")
@@ -415,6 +418,12 @@ class Cosmos3PolicyProcessor:
             raise ConfigError(
                 f"num_frames={frames} and action_chunk_size={chunk}: frames are rows + 1, rows at "
                 "least 1."
+            )
+        clip = self._policy_frames
+        if clip is not None and (clip % TEMPORAL_COMPRESSION != 1 or not 1 <= clip <= chunk + 1):
+            raise ConfigError(
+                f"policy_frames {clip}: a policy's clip has 1 + a multiple of "
+                f"{TEMPORAL_COMPRESSION} frames, at most rows + 1 = {chunk + 1}."
             )
         fps = fps if fps is not None else embodiment.fps
         if fps is None or not 0 < fps < float("inf"):

@@ -9,6 +9,7 @@ which are the recorded actions, and an expert's answers for several goals (``str
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,15 @@ class ArmWindows:
         vae = WanVae(
             checkpoint.vae_config, checkpoint.vae_weights, device, torch.float32, decoder=False
         )
+        trained_with = how.policy_frames
         self._processor = Cosmos3PolicyProcessor.for_checkpoint(
-            checkpoint,
+            # the new checkpoint will declare them
+            checkpoint
+            if trained_with is None
+            else replace(checkpoint, policy_frames=(trained_with,)),
             domain_name=embodiment.name,
             action_chunk_size=rows,
-            policy_frames=how.policy_frames,
+            policy_frames=trained_with,
         )
         self._affine = (
             None

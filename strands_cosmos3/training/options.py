@@ -41,9 +41,9 @@ class PostConfig:
     validate_every: int = 100
     """Steps between validations: the loss of the averaged weights on held-out windows."""
     policy_frames: int | None = None
-    """Frames of the clip that the policy denoises, one of the checkpoint's, which is the
-    default. 1 trains actions alone, with the expert's answers if the dataset has them (`demos
-    --robot`).
+    """Frames of the clip that the policy denoises, 1 + 4 for each future latent frame. The default
+    is the checkpoint's. 1 trains actions alone, with the expert's answers if the dataset has them
+    (`demos --robot`). The new checkpoint declares the number, and runs with it.
     """
     seed: int = 0
     """Seed of adapters, order and noise."""

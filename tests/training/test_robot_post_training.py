@@ -387,8 +387,11 @@ def test_what_does_not_fit_is_refused_with_its_remedy(demos, post, tmp_path, cap
     )
     with pytest.raises(ConfigError, match=said):
         PostTraining(TABLE_POLICY, demos, tmp_path / "no", PostConfig(policy_frames=1))
-    with pytest.raises(ConfigError, match="trained to answer with 1 or 17"):
-        windows_of(demos, tmp_path / "frames", policy_frames=5)
+    for frames in (6, 21):
+        with pytest.raises(
+            ConfigError, match=rf"policy_frames {frames}: .* at most rows \+ 1 = 17"
+        ):
+            windows_of(demos, tmp_path / f"frames-{frames}", policy_frames=frames)
     with pytest.raises(ConfigError, match="has 15 frames a second, and 'robomind-ur' 10 rows"):
         windows_of(still_arm(tmp_path / "fast", 15), tmp_path / "rate")
     tuned = str(post.export(post.policy))

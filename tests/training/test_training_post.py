@@ -20,6 +20,7 @@ from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3.actions.decode import decode_chunk, decode_pose_trajectory
 from strands_cosmos3.actions.stats import load_action_stats
 from strands_cosmos3.backends.model_input import ModelInput
+from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.datasets import ACTION, EE_POSE, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -143,6 +144,30 @@ def test_the_statistics_are_the_datasets(source, arm_set, tmp_path, space):
     unnormalised = decode_pose_trajectory(raw[:, :9], np.eye(4))[1:]
     np.testing.assert_allclose(decoded.T_base_frame, unnormalised, atol=1e-7)
     np.testing.assert_allclose(decoded.gripper, raw[:, 9], atol=1e-7)
+
+
+@pytest.mark.parametrize("space", ["midtrain", "joint_pos"], indirect=True)
+def test_a_shorter_future_is_trained_recorded_and_run(source, arm_set, tmp_path, space):
+    """The source declares no number; what comes out declares the one that it was trained with."""
+    assert Checkpoint.open(source).policy_frames == ()
+    config = PostConfig(steps=1, batch=2, every=8, policy_frames=5)
+    post = PostTraining(source, arm_set, tmp_path / "out", config)
+    batch, rows = post.windows.batch(0), {"midtrain": 16, "joint_pos": 32}[space]
+    assert (batch.latents.shape[2], batch.rows.shape[1]) == (2, rows)
+    whole = PostTraining(source, arm_set, tmp_path / "whole", replace(config, policy_frames=None))
+    # the encoder is causal: the frames that are kept are the first of the whole clip's
+    torch.testing.assert_close(batch.latents, whole.windows.batch(0).latents[:, :, :2])
+    torch.testing.assert_close(batch.rows, whole.windows.batch(0).rows)
+    made = Checkpoint.open(post.run())
+    assert made.policy_frames == (5,)
+    domain = get_embodiment("droid")
+    picture = np.zeros((32, 48, 3), np.uint8)
+    request = Request(
+        domain, domain.action_space(space), "open", rows, np.zeros(7), 1.0, composite=picture
+    )
+    backend = NativeBackend(made.root, backend_options(device="cpu", num_steps=1))
+    assert backend.engine_requests([request])[0].video_shape[0] == 2
+    assert backend.infer(request).action.shape[0] == rows
 
 
 def quantiles_of(folder):

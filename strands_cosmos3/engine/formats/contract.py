@@ -38,6 +38,7 @@ NEEDED: Mapping[str, tuple[str, ...]] = {
 _STATISTICS = "statistics"
 SAMPLING = ("num_steps", "guidance_scale", "flow_shift")
 _FPS = (0.1, 1000)
+_MOST_ROWS = 256
 
 
 def whole_from(low: int, high: int) -> Callable[[Any], bool]:
@@ -94,6 +95,11 @@ def _figures(value: Any, raw: bool = True) -> bool:
     return sound and ("raw" not in value or _figures(value["raw"], raw=False))
 
 
+def _clip_lengths(value: Any) -> bool:
+    lengths = value if isinstance(value, list) else [value]
+    return all(whole_from(1, _MOST_ROWS + 1)(n) and n % 4 == 1 for n in lengths)
+
+
 FIELDS: Mapping[str, Field] = {
     "domain": (_domain, "an embodiment: " + ", ".join(sorted(list_embodiments()))),
     "action_space": (
@@ -101,7 +107,7 @@ FIELDS: Mapping[str, Field] = {
         '"midtrain" (pose deltas) or "joint_pos" (joint angles)',
     ),
     "width": (whole_from(1, 64), "number of action columns, 1 to 64"),
-    "chunk": (whole_from(1, 256), "rows of an answer, 1 to 256"),
+    "chunk": (whole_from(1, _MOST_ROWS), f"rows of an answer, 1 to {_MOST_ROWS}"),
     "fps": (
         lambda value: _number(value) and _FPS[0] <= value <= _FPS[1],
         "rows and frames a second, 0.1 to 1000",
@@ -129,6 +135,11 @@ FIELDS: Mapping[str, Field] = {
 OPTIONAL: Mapping[str, Field] = {
     "variant": one_of(*VARIANTS),
     "composition": one_of("letterbox", "framework"),
+    "policy_frames": (
+        _clip_lengths,
+        "1 + a multiple of 4 (frames of a policy's clip: 5 with one future latent frame), at most "
+        "rows + 1, or a list of such, the default first",
+    ),
 }
 _LINKS = ("checkpoint", "base", "like", "sources")
 # other words for what the fields say
@@ -229,9 +240,16 @@ def merged(sources: Iterable[Stated], where: str, foreign: bool) -> dict[str, An
 def _agree(name: str, first: Any, second: Any) -> bool:
     if name == "domain" and _domain(first) and _domain(second):
         return get_embodiment(first) is get_embodiment(second)
+    if name == "policy_frames":
+        return lengths_of(first) == lengths_of(second)
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         return all(_agree(key, first[key], second[key]) for key in first.keys() & second.keys())
     return first == second
+
+
+def lengths_of(policy_frames: Any) -> tuple[Any, ...]:
+    """The lengths that a field ``policy_frames`` states, which may be a single one."""
+    return tuple(policy_frames) if isinstance(policy_frames, list) else (policy_frames,)
 
 
 def _implied(fields: Mapping[str, Any]) -> Iterator[Stated]:
@@ -245,6 +263,10 @@ def _implied(fields: Mapping[str, Any]) -> Iterator[Stated]:
         )
     if "views" in fields:
         yield "the list of views", {"num_views": len(fields["views"])}
+    longest = max(lengths_of(fields.get("policy_frames") or []), default=1)
+    rows = fields.get("chunk")
+    if rows is not None and longest > rows + 1:
+        yield f"a chunk of {rows} rows", {"policy_frames": f"at most {rows + 1}"}
     if "domain" not in fields:
         return
     domain = get_embodiment(fields["domain"])
@@ -306,6 +328,8 @@ def template(metadata: Mapping[str, Any], root: Path, base: str | None = None) -
             lines.append(f"# {name}: the folder has them")
         else:
             lines.append(f"{name} = {toml_value(value)}")
+    stated = [name for name in OPTIONAL if metadata.get(name) is not None]
+    lines += [f"{name} = {toml_value(metadata[name])}" for name in stated]
     return "\n".join(lines)
 
 

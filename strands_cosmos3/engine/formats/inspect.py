@@ -16,7 +16,14 @@ import torch
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.acting import rehearse
-from strands_cosmos3.engine.formats.contract import FIELDS, missing, template
+from strands_cosmos3.engine.formats.contract import (
+    FIELDS,
+    OPTIONAL,
+    checked,
+    merged,
+    missing,
+    template,
+)
 from strands_cosmos3.engine.formats.detect import open_layout
 from strands_cosmos3.engine.preflight import available_bytes, memory_forms, needed_bytes
 from strands_cosmos3.engine.senses import (
@@ -81,14 +88,29 @@ def _refusal(error: Cosmos3Error) -> dict[str, str]:
     return {"verdict": type(error).__name__, "problem": str(error)}
 
 
-def contract_of(path: Path, base: str | Path | None = None, contract: Path | None = None) -> str:
-    """The contract file to fill in for a checkpoint. Raises CheckpointError if the folder cannot
-    be read.
+def contract_of(
+    path: Path,
+    base: str | Path | None = None,
+    contract: Path | None = None,
+    policy_frames: int | None = None,
+) -> str:
+    """The contract file to fill in for a checkpoint.
+
+    Args:
+        policy_frames: Frames of a policy's clip, which the file then states.
+
+    Raises:
+        CheckpointError: The folder cannot be read.
+        ContractError: No policy of this checkpoint can have so many frames, or it states others.
     """
     layout = open_layout(path, base, contract)
-    return template(
-        layout.metadata(), layout.root, None if layout.base is None else str(layout.base.root)
-    )
+    metadata = layout.metadata()
+    if policy_frames is not None:
+        flag = "--policy-frames"
+        stated = checked({"policy_frames": policy_frames}, flag)
+        sources = [(str(layout.root), metadata), (flag, stated)]
+        metadata = merged(sources, str(layout.root), foreign=False)
+    return template(metadata, layout.root, None if layout.base is None else str(layout.base.root))
 
 
 def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, Any]:
@@ -129,7 +151,9 @@ def _described(checkpoint: Checkpoint, lacking: tuple[str, ...]) -> dict[str, An
         "quantised": _quantised(checkpoint),
         "memory_gib": {name: round(size / 2**30, 2) for name, size in forms.items()},
         "free_gib": round(available_bytes(device) / 2**30, 2),
-        "contract": {name: metadata[name] for name in FIELDS if metadata.get(name) is not None},
+        "contract": {
+            name: metadata[name] for name in (*FIELDS, *OPTIONAL) if metadata.get(name) is not None
+        },
         "missing": list(lacking),
     }
 
