@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 
@@ -124,7 +125,8 @@ class _Outcomes:
     wrong: int = 0
     refused: Counter[str] = field(default_factory=Counter[str])  # by type, with the wire's words
     untyped: list[str] = field(default_factory=list[str])
-    closed: Counter[str] = field(default_factory=Counter[str])  # sockets by code, while idle or not
+    closed: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """Of sockets: when, and with which code."""
     reconnect_s: list[float] = field(default_factory=list[float])
     waits_s: list[float] = field(default_factory=list[float])
 
@@ -163,7 +165,7 @@ class _Trial:
             except (OSError, WebSocketException, TimeoutError) as error:
                 if isinstance(error, ConnectionClosed) and lost_s is None:
                     code = error.rcvd.code if error.rcvd is not None else 1006
-                    seen.closed[str(code)] += 1
+                    seen.closed.append((time.monotonic() - until_s + self.duration_s, code))
                 if lost_s is None:
                     lost_s = time.monotonic()
                 await asyncio.sleep(_PAUSE_S)
@@ -280,6 +282,7 @@ class _Fleet:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             running = pool.apply_async(trial.run)
             happened: dict[str, float] = {}
+            with_raylet: list[str] = []
             for share, name, act in (
                 (_KILL_REPLICA, "replica killed", self._kill_replica),
                 (_KILL_RAYLET, "raylet killed", self._kill_raylet),
@@ -288,16 +291,18 @@ class _Fleet:
                 time.sleep(max(0.0, began_s + share * trial.duration_s - time.monotonic()))
                 happened[name] = round(time.monotonic() - began_s, 1)
                 report.progress(f"{name} after {happened[name]} s")
-                act()
+                with_raylet += act() or ()
             happened["all replaced"] = round(time.monotonic() - began_s, 1)
             seen: _Outcomes = running.get()
         return {
             "happened_at_s": happened,
+            "died_with_raylet": with_raylet,
             "answers": dict(seen.answers),
             "wrong_answers": seen.wrong,
             "refused": dict(seen.refused),
             "untyped": seen.untyped,
-            "sockets_closed_by_code": dict(seen.closed),
+            "sockets_closed_by_code": dict(Counter(str(code) for _, code in seen.closed)),
+            "sockets_closed_at_s": dict(sorted(Counter(round(s) for s, _ in seen.closed).items())),
             "reconnections": len(seen.reconnect_s),
             "reconnect_s_max": max(seen.reconnect_s, default=0.0),
             "wait_ms": report.quantiles([1e3 * wait_s for wait_s in seen.waits_s]),
@@ -308,8 +313,12 @@ class _Fleet:
         alive = [int(file.name) for file in self._pids.iterdir()]
         os.kill(next(pid for pid in alive if Path(f"/proc/{pid}").exists()), signal.SIGKILL)
 
-    def _kill_raylet(self) -> None:
+    def _kill_raylet(self) -> list[str]:
+        """Kill it; return which deployments had a replica there."""
+        raylet = psutil.Process(self._second.all_processes["raylet"][0].process.pid)
+        titles = [" ".join(child.cmdline()) for child in raylet.children()]
         self._cluster.remove_node(self._second, allow_graceful=False)
+        return [kind for kind in ("Policy", "Ingress") for title in titles if kind in title]
 
 
 @contextmanager
@@ -326,7 +335,7 @@ def _fleet(inference_s: float, port: int) -> Iterator[_Fleet]:
         os.environ.update({**ONE_THREAD, **own, "RAY_USAGE_STATS_ENABLED": "0"})
         os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
         store = {"object_store_memory": 128 * 2**20}
-        head = {"num_cpus": 4, "include_dashboard": False, **store}
+        head = {"num_cpus": 8, "include_dashboard": False, **store}
         # Ray's default slows the workers down
         head["_system_config"] = {"worker_niceness": 0}
         cluster = Cluster(initialize_head=True, head_node_args=head)

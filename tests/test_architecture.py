@@ -133,6 +133,7 @@ HEAVY = {
     "strands_robots": set(),  # policy/providers.py loads it by its name
     "peft": {"training"},
     "msgpack": {"serving"},
+    "starlette": {"serving.ray_app"},
     "websockets": {"serving", "serving.ray_app", "view"},
     "tyro": {"commands", "cli"},
     "rich": {"commands"},

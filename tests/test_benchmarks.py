@@ -8,6 +8,7 @@ import json
 import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,9 @@ from strands_cosmos3.actions.decode import decode_chunk
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import HOME_Q, dh_forward
+from strands_cosmos3.serving.codec import decode, encode
+from strands_cosmos3.serving.served import Message, Session
+from strands_cosmos3.serving.wire import SERVED_MODEL
 from strands_cosmos3.types import Request
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -73,6 +77,30 @@ def test_a_realtime_client_is_timed_alone_and_beside_bulk_ones(monkeypatch):
     assert all(part["p99"] >= 5.0 for part in figures["client_ms"].values())
     assert figures["bulk_chunks_per_s"]["two classes"] > 0
     assert figures["refused_ms"]["requests"] == 3
+
+
+@pytest.mark.parametrize("spoilt", ["nothing", "row", "checkpoint", "refusal", "text", "words"])
+def test_clients_of_a_fleet_notice_what_is_wrong(spoilt):
+    # not imported: there is a package of tests of that name
+    fleet = SimpleNamespace(**runpy.run_path(str(BENCHMARKS / "fleet.py")))
+    frame, seen = fleet._frame(np.random.default_rng(1)), fleet._Outcomes()
+    policy = fleet._ORACLES["second"]
+    (answer,) = policy.answer([Message(frame, Session(), 0.0)])
+    reply = decode(answer.frame)
+    match spoilt:
+        case "row":
+            reply["action"] = reply["action"] + np.float32(1e-6)
+        case "checkpoint":
+            reply[SERVED_MODEL] = fleet._ORACLES["first"].backend.model_sha256
+        case "refusal":
+            reply = {"type": "error", "message": "full", "retry_after_ms": 5}
+        case "words":
+            reply = {"type": "error", "message": "full"}
+    fleet._check(frame, "BackendError: late" if spoilt == "text" else encode(reply), seen)
+    assert seen.answers["second"] == (spoilt == "nothing")
+    assert seen.wrong == (spoilt in ("row", "checkpoint"))
+    assert sum(seen.refused.values()) == (spoilt in ("refusal", "text"))
+    assert len(seen.untyped) == (spoilt == "words")
 
 
 @pytest.mark.filterwarnings("ignore::strands_cosmos3.robots.limits.LimitsAssumedWarning")

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import Protocol
 
+from strands_cosmos3.serving.http_server import HttpProtocol
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.server_config import ServerConfig
 
@@ -21,13 +22,11 @@ _LINE_EVERY_S = 60.0
 
 
 class Connection(Protocol):
-    """A connection, of whichever protocol: a client's address, and how it is ended."""
+    """A client's connection, of whichever protocol: its address, and how it is ended."""
 
     address: str
 
-    def is_closing(self) -> bool: ...
     def abort(self) -> None: ...
-    def close_unread(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -81,7 +80,8 @@ class Places:
         self._config = config
         self._metrics = metrics
         self._per_token = config.places_per_token
-        self._pending: dict[Connection, None] = {}  # oldest first; may hold some that have closed
+        # oldest first; may hold some that have closed
+        self._pending: dict[Connection, HttpProtocol] = {}
         self._held: set[Place] = set()
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._max_pending = config.max_pending
@@ -93,17 +93,17 @@ class Places:
             f"most {self._max_pending} are kept."
         )
 
-    def arrive(self, connection: Connection) -> None:
+    def arrive(self, connection: HttpProtocol) -> None:
         """Count a new connection. If too many have no place, the oldest of these are closed."""
         if len(self._pending) >= self._max_pending:
-            self._pending = dict.fromkeys(self.pending())
+            self._pending = {one: one for one in self.pending()}
             if len(self._pending) >= self._max_pending:
                 self.make_room()
-        self._pending[connection] = None
+        self._pending[connection] = connection
 
-    def pending(self) -> list[Connection]:
+    def pending(self) -> list[HttpProtocol]:
         """Return the open connections without a place, the oldest one first."""
-        return [one for one in self._pending if not one.is_closing()]
+        return [one for one in self._pending.values() if not one.is_closing()]
 
     def make_room(self) -> None:
         """Close an eighth of the connections that have no place: the oldest ones of the address

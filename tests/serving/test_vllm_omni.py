@@ -5,6 +5,7 @@ ours.
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -110,6 +111,34 @@ def test_a_request_that_crosses_an_idle_close_is_sent_again(idle_s: float):
                 backend.infer(request())
         assert (connections, backend.counters["failures"]) == ((2, 0) if idle_s == 0.1 else (1, 1))
         backend.close()
+
+
+@pytest.mark.parametrize("code", [1012, 1011])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_request_that_a_fleet_did_not_infer_for_is_sent_once_more(code: int, times: int):
+    """It says so by closing with 1012 (docs/fleet.md); twice in a row is an error."""
+    requests = 0
+
+    async def restarting(client: ServerConnection) -> None:
+        nonlocal requests
+        await client.send(encode({}))
+        while True:
+            await client.recv()
+            requests += 1
+            if 1 < requests <= 1 + times:
+                await client.close(code, "the server is to end: connect again")
+                return
+            await client.send(encode(np.zeros((4, 8), np.float32)))
+
+    with listening(restarting) as port, closing(service(port)) as backend:
+        backend.infer(request())
+        if (code, times) == (1012, 1):
+            assert backend.infer(request()).action.shape == (4, 8)
+            assert (requests, backend.counters["failures"]) == (3, 0)
+        else:
+            with pytest.raises(ServiceClosedError, match=str(code)):
+                backend.infer(request())
+            assert requests == (3 if code == 1012 else 2)
 
 
 @pytest.mark.parametrize("stated", ["joint_velocity", "cartesian_position", 7])

@@ -17,6 +17,7 @@ _serve: Any = cast("Any", ray.serve)
 _RESERVE = 64  # pages and handshakes that an ingress answers beside its sockets
 _DRAIN_S = 10.0  # for an ingress to notice that it is to end
 _STARTS = 3
+_INGRESS_CPUS = 0.1  # without any, Ray spreads them at random instead of in turn
 
 
 def build(arguments: Mapping[str, Any]) -> Application:
@@ -52,7 +53,7 @@ def application(settings: FleetSettings) -> Application:
         health_check_period_s=HEALTH_S,
         max_surge_percent=100,  # sockets that are closed find another ingress at once
         max_constructor_retry_count=_STARTS,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options={"num_cpus": _INGRESS_CPUS},
     )
     return ingress.bind(settings, policy.bind(settings))
 

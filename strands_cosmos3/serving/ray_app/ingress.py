@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any, cast
 
 import ray.serve
 from ray.serve.exceptions import RayServeException
+from starlette.applications import Starlette
 
 from strands_cosmos3.backends.base import Backend
 from strands_cosmos3.errors import BackendError
@@ -27,7 +29,7 @@ from strands_cosmos3.types import ActionChunk, Request
 _serve: Any = cast("Any", ray.serve)
 HEALTH_S = 1.0
 """Interval at which Ray Serve asks after an ingress' health."""
-_FORGOTTEN_S = 4.0
+_FORGOTTEN_S = 3.0
 """Ray Serve gives a replica no notice of its end, but asks after its health no longer."""
 
 
@@ -63,17 +65,18 @@ class Ingress:
         self._front = Front(
             described, config, metrics, Places(config, metrics), replicas, asyncio.Event()
         )
+        self._app = FrontApp(self._front)
         self._asked_s = time.monotonic()
         self._watching = asyncio.create_task(self._end_when_forgotten())
 
-    def __serve_build_asgi_app__(self) -> FrontApp:
+    def __serve_build_asgi_app__(self) -> Starlette:
         """Return the application; Ray Serve calls this when the ingress is made."""
-        self._app = FrontApp(self._front)
-        return self._app
+        return self._app.asgi
 
     async def check_health(self) -> None:
-        """Note that Ray Serve still asks."""
+        """Note that Ray Serve still asks, or asks again."""
         self._asked_s = time.monotonic()
+        self._front.stopping.clear()
 
     def _described(self, served: ReplicaModel) -> ServedPolicy:
         return self._settings.served(DescribedBackend(served))
@@ -92,16 +95,9 @@ class Ingress:
             began_s = time.monotonic()
             if began_s - self._asked_s < _FORGOTTEN_S:
                 continue
-            if await _controller_answers() and self._asked_s < began_s:
-                self._app.end_sockets()
-                return
-
-
-async def _controller_answers() -> bool:
-    """Whether Ray Serve's controller is there at all: without it, all goes on as before."""
-    try:
-        async with asyncio.timeout(_FORGOTTEN_S):
-            await asyncio.to_thread(_serve.status)
-    except (TimeoutError, RayServeException, *WORKER_FAILURES):
-        return False
-    return True
+            with suppress(RayServeException, *WORKER_FAILURES):
+                # waits while the controller itself is being replaced, and all goes on as before
+                await asyncio.to_thread(_serve.status)
+                await asyncio.sleep(HEALTH_S)
+                if self._asked_s < began_s:
+                    self._app.end_sockets()

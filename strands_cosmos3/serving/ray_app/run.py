@@ -13,12 +13,14 @@ from typing import Any, cast
 
 import ray
 import ray.serve
+from ray.exceptions import RayError
 from ray.serve.schema import LoggingConfig
 
 from strands_cosmos3.errors import BackendError, ConfigError
 from strands_cosmos3.fleet.cluster import cluster, joinable
 from strands_cosmos3.serving.ray_app.app import application, on_gpus
 from strands_cosmos3.serving.ray_app.settings import FleetSettings
+from strands_cosmos3.serving.wire import short
 
 _ray: Any = cast("Any", ray)
 serve: Any = cast("Any", ray.serve)
@@ -45,6 +47,7 @@ def running_fleet(
     address = joinable(address)
     most = settings.max_replicas or settings.replicas
     cpus = 2 * most * settings.policy.parallel.ranks  # old and new ones during an update
+    cpus += settings.ingresses
     if address is None:
         _require_free(http["host"], http["port"])
     with cluster(address, cpus):
@@ -59,7 +62,7 @@ def running_fleet(
         try:
             if not before.proxies:
                 where = "HeadOnly" if address is None else "EveryNode"
-                serve.start(proxy_location=where, http_options=http, logging_config=quiet)
+                _start(proxy_location=where, http_options=http, logging_config=quiet)
             if address is None and not on_gpus(settings):
                 settings = replace(settings, max_surge_percent=100)
             deploy(settings)
@@ -91,6 +94,13 @@ def _reason() -> str:
         re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Exception): .+)$", text, re.M) for text in texts
     ]
     return next((lines[-1] for lines in raised if lines), "")
+
+
+def _start(**options: Any) -> None:
+    try:
+        serve.start(**options)
+    except (RayError, TimeoutError) as error:
+        raise BackendError(f"Ray Serve does not start: {short(error)}") from None
 
 
 def _require_free(host: str, port: int) -> None:
