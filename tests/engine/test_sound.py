@@ -4,12 +4,13 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from inspect import signature
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from diffusers import Cosmos3OmniPipeline
+from diffusers import Cosmos3OmniPipeline, Cosmos3OmniTransformer
 from diffusers.pipelines.cosmos.pipeline_cosmos3_omni import (
     _preprocess_conditioning_image,
     get_3d_mrope_ids_vae_tokens,
@@ -22,6 +23,7 @@ from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3.engine import denoising, sequence
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.formats.inspect import inspect, lines_of
@@ -180,6 +182,8 @@ def test_a_clip_s_latents_and_samples(fps):
         assert real.latents(count, fps) == (samples + 1919) // 1920
         assert real.samples(count, fps) == samples
     assert SoundDecoder(48_000, 1920, None).latents(17, 15) == 29  # 25 a second of 1.13 s
+    stock = signature(Cosmos3OmniTransformer.__init__).parameters["sound_latent_fps"]
+    assert TransformerConfig.sound_latent_fps == stock.default == 25
 
 
 def placed(config, count, fps, text=7):
@@ -234,21 +238,21 @@ def test_sound_lies_behind_vision_on_a_clock_of_its_own(hearing, count, changes)
 def test_the_waveform_is_what_the_tokenizer_decodes(hearing, monkeypatch):
     """[-1, 1], float32, channels x samples, at the tokenizer's rate, as long as the clip."""
     folder = hearing["silu"]
-    asked = request(Case(folder, sound=True))
+    asked = request(Case(folder, fps=10, sound=True))
     found = engine(folder, torch.float32, sound=True).step(asked)
     waveform = found["waveform"]
     assert (waveform.dtype, waveform.shape, found["sample_rate"]) == (
         torch.float32,
-        (1, 2, int(9 / 15 * 8000)),
+        (1, 2, int(9 / 10 * 8000)),
         8000,
     )
     stock = Cosmos3OmniPipeline.from_pretrained(folder, torch_dtype=torch.float32)
     with torch.no_grad():
         expected = stock.decode_sound(found["sound"][0])
-    assert expected.shape == (2, 15 * 320)
-    assert off(waveform[0], expected[:, :4800]) <= 1e-5
+    assert expected.shape == (2, 23 * 320), "the last latent lasts longer than the clip"
+    assert off(waveform[0], expected[:, :7200]) <= 1e-5
     assert 0.01 < float(waveform.std()) < 1
-    loud = engine(folder, torch.float32, sound=True)._sound.decode(1e4 * found["sound"], 9, 15)
+    loud = engine(folder, torch.float32, sound=True)._sound.decode(1e4 * found["sound"], 9, 10)
     assert float(loud.abs().max()) == 1
 
 
