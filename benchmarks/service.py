@@ -92,7 +92,8 @@ def _request(**pictures: Any) -> Request:
 def _compare(request: Request, exchanges: int, ours: int, bare: int, echo: int) -> dict[str, Any]:
     """Measure the servers at three ports with one request."""
     frame = encode(encode_request(request, ROBOLAB, "", 1))
-    backend = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", ours)))
+    # the same bytes for all
+    backend = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", ours, pictures="raw")))
     options: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
     with (
         bare_connect(f"ws://127.0.0.1:{bare}", **options) as a,

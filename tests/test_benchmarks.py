@@ -16,6 +16,7 @@ import pytest
 import admission
 import engine
 import loop
+import pictures
 import service
 import table_policy
 import tracking
@@ -68,6 +69,17 @@ def test_the_wire_is_compared_with_a_bare_exchange_of_the_same_bytes(monkeypatch
     assert figures["composite"]["request_bytes"] == pytest.approx(540 * 640 * 3, rel=1e-3)
     assert figures["composite"]["ratio_to_echo"] > 0
     assert figures["three_views"]["bare_ms"]["p50"] > 0
+
+
+def test_pictures_are_timed_over_a_slow_link_and_judged_by_the_actions():
+    figures = pictures.run(exchanges=1, mbit=200.0, scenes=1, seeds=2)
+    link = figures["link"]
+    assert link["letterboxed"]["request_bytes"] == pytest.approx(3 * 360 * 640 * 3, rel=1e-3)
+    assert link["raw"]["request_bytes"] <= 530_000
+    assert link["jpeg"]["request_bytes"] <= 90_000
+    # nothing is passed on faster than the link's rate: 2,074 kB at 25 MB/s take 83 ms
+    assert link["letterboxed"]["p50"] > 70
+    assert 0 < figures["actions"]["share"] < 0.01
 
 
 def test_a_realtime_client_is_timed_alone_and_beside_bulk_ones(monkeypatch):

@@ -126,6 +126,10 @@ class ServiceOptions:
     once, and says when to ask again. None: in real time the rest of the motion under way, else any
     time.
     """
+    pictures: Literal["jpeg", "raw"] | None = option(None, "service")
+    """How views are sent to a server of this package, which composes them: as JPEG of quality 95,
+    or raw, to the bit. None is jpeg. Other servers get raw pictures in any case.
+    """
 
     def __post_init__(self) -> None:
         typed_fields(self)

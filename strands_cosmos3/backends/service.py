@@ -20,6 +20,8 @@ from strands_cosmos3.serving.http_client import HttpPolicyClient, Post
 from strands_cosmos3.serving.routes import HttpDialect
 from strands_cosmos3.serving.wire import (
     SERVED_MODEL,
+    Encoding,
+    agreed_pictures,
     decode_reply,
     encode_request,
     encode_reset,
@@ -107,6 +109,8 @@ class ServiceBackend(RemoteBackend):
         self._session = _new_session()
         self._calls = 0
         self._asked = False
+        # the action space that the server of the last request states, and how it reads pictures
+        self._agreed: tuple[str | None, Encoding | None] = (None, None)
 
     def infer(self, request: Request) -> ActionChunk:
         """Return the server's chunk.
@@ -118,18 +122,17 @@ class ServiceBackend(RemoteBackend):
         """
         self._calls += 1
         number = self._calls
-        first = self._message(request, number)  # raises before anything is dialled
-        sent = request
+        agreed = self._agreed
+        sent = self._as_served(request, agreed[0])
+        first = self._message(sent, number)  # raises before anything is dialled
 
         def message(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
             nonlocal sent
             self._answered_by(metadata.get(SERVED_MODEL))
-            sent = (
-                request
-                if self._asked_space is not None
-                else self._as_served(request, stated_space(metadata))
-            )
-            return first if sent is request else self._message(sent, number)
+            space = stated_space(metadata) if self._asked_space is None else None
+            self._agreed = space, agreed_pictures(metadata)
+            sent = self._as_served(request, space)
+            return first if self._agreed == agreed else self._message(sent, number)
 
         def read(reply: Any) -> ActionChunk:
             chunk = decode_reply(reply, sent, number)
@@ -148,6 +151,7 @@ class ServiceBackend(RemoteBackend):
             number,
             self._num_steps,
             self._wait_s(request),
+            self._agreed[1],
         )
 
     def _as_served(self, request: Request, space: str | None) -> Request:
@@ -189,18 +193,26 @@ def service_backend(
             f"num_steps={num_steps}: of the dialects only vllm-omni has it, not {name}; leave it "
             "out."
         )
+    if http is not None and service.pictures is not None:
+        raise ConfigError(
+            f"pictures={service.pictures!r}: dialect {name!r} sends PNG; leave it out."
+        )
     client: Any = service.client
     kinds = (HttpPolicyClient, PolicyClient)
     kind, other = reversed(kinds) if http is None else kinds
     if client is None:
         host = service.host or "localhost"
         path = dialect.path if dialect else ""
-        asking: Any = {"priority": service.priority, "deadline_s": service.deadline_s}
+        asking: Any = {
+            "priority": service.priority,
+            "deadline_s": service.deadline_s,
+            "pictures": service.pictures,
+        }
         client = kind(ClientConfig(host, service.port, service.api_key, path=path, **asking))
     elif changed_options(service).keys() - {"client", "dialect"}:
         raise ConfigError(
-            "a client knows its server already; leave host, port, api_key, priority and "
-            "deadline_s out."
+            "a client knows its server already; leave host, port, api_key, priority, deadline_s "
+            "and pictures out."
         )
     elif isinstance(client, other):
         raise ConfigError(

@@ -47,7 +47,14 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.serving.admission import Priority
 from strands_cosmos3.serving.codec import Limits, decode, encode_view
 from strands_cosmos3.serving.connection import WebSocket
-from strands_cosmos3.serving.wire import PRIORITY_HEADER, short
+from strands_cosmos3.serving.wire import (
+    ENCODINGS,
+    PICTURES_HEADER,
+    PRIORITY_HEADER,
+    Encoding,
+    encodable,
+    short,
+)
 
 _T = TypeVar("_T")
 _CLOSE_S = 0.2  # time for the peer to complete a close before the connection is aborted
@@ -87,6 +94,8 @@ class ClientConfig:
             it gives to the token, else ``bulk``.
         deadline_s: Time after which an answer is useless; a server of ours then refuses the request
             at once. None is the request's own.
+        pictures: How views as they were seen are sent to a server that reads them, ``jpeg`` or
+            ``raw``; None is JPEG where Pillow is installed.
 
     Raises:
         ConfigError: The address is invalid.
@@ -108,6 +117,7 @@ class ClientConfig:
     path: str = ""
     priority: str | None = None
     deadline_s: float | None = None
+    pictures: Encoding | None = None
 
     def __post_init__(self) -> None:
         for name in (item.name for item in fields(self) if item.name.endswith("_s")):
@@ -119,6 +129,8 @@ class ClientConfig:
             whole_number(self.port, "port", 1, 65535)
         if self.priority is not None:
             known_name(self.priority, "priority", list(Priority))
+        if self.pictures is not None:
+            known_name(self.pictures, "encoding of pictures", ENCODINGS)
         if self.scheme not in ("Api-Key", "Bearer"):
             raise ConfigError(f"scheme {self.scheme!r} is unknown; valid: Api-Key, Bearer.")
         if self.token is not None and (not self.token.isprintable() or not self.token.isascii()):
@@ -389,6 +401,10 @@ class PolicyClient(ServiceClient):
         self._idle_since = 0.0
         self._left = threading.Event()
         self._attendant: threading.Thread | None = None
+
+    @property
+    def _introduction(self) -> dict[str, str]:
+        return super()._introduction | {PICTURES_HEADER: encodable(self.config.pictures)}
 
     def close(self) -> None:
         """Close the connection, if one is open. Idempotent; the next exchange connects again."""

@@ -24,7 +24,13 @@ from strands_cosmos3.serving.places import Connection, Place, Places
 from strands_cosmos3.serving.routes import is_json
 from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
-from strands_cosmos3.serving.wire import DEADLINE_HEADER, RETRY_AFTER, VLLM_PATH
+from strands_cosmos3.serving.wire import (
+    DEADLINE_HEADER,
+    PICTURES_HEADER,
+    RETRY_AFTER,
+    VLLM_PATH,
+    offered_pictures,
+)
 
 SERVICE_RESTART = 1012
 """Closes a connection whose last request, if there is one, was not inferred for: connect again."""
@@ -217,7 +223,8 @@ class Front:
 
         ``path``, without a query, and ``headers`` are of the client's handshake.
         """
-        session = Session(is_vllm=path == VLLM_PATH)
+        pictures = offered_pictures(headers.get_all(PICTURES_HEADER))
+        session = Session(is_vllm=path == VLLM_PATH, pictures=pictures)
         asker = self._client(headers, place.address)
         left = asyncio.ensure_future(client.wait_closed())
         try:

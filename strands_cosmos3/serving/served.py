@@ -77,6 +77,8 @@ class Session:
     # from the last request's arrival to the departure of its reply
     previous_total_ms: float | None = None
     bare: bool = False  # whether the client expects bare arrays: it names the endpoint ``infer``
+    # how the client may send views as they were seen; None if it does not know how
+    pictures: wire.Encoding | None = None
 
     def episode(self, name: str) -> Episode:
         """Return a session's episode; without a name that of the session asked last. Beyond 1024,
@@ -242,7 +244,9 @@ class ServedPolicy:
     def metadata(self, session: Session) -> dict[str, Any]:
         """Return the first frame of a session."""
         digest = self.backend.model_sha256
-        return wire.encode_metadata(self._embodiment, self._space, digest, session.is_vllm)
+        return wire.encode_metadata(
+            self._embodiment, self._space, digest, session.is_vllm, session.pictures
+        )
 
     @property
     def _model(self) -> ServedModel:

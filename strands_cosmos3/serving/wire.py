@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,6 +60,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.films import Sound
 from strands_cosmos3.observe.views import as_uint8, compose, letterbox
 from strands_cosmos3.serving.codec import UnsupportedArray
+from strands_cosmos3.serving.jpeg import MAX_PIXELS, decode_jpeg, encode_jpeg, has_jpeg
 from strands_cosmos3.types import ActionChunk, Request
 
 PROMPT = "prompt"
@@ -79,18 +80,23 @@ SOUND = "cosmos3/sound"
 DEADLINE = "cosmos3/deadline_ms"
 SERVED_SPACE = "cosmos3/action_space"
 SERVED_MODEL = "cosmos3/model_sha256"
+PICTURES = "cosmos3/pictures"
 """Our own keys are prefixed, so that they cannot clash with those of other servers; all are
 optional.
 """
 RETRY_AFTER = "retry_after_ms"
 PRIORITY_HEADER = "Cosmos3-Priority"
 DEADLINE_HEADER = "Cosmos3-Deadline-Ms"
+PICTURES_HEADER = "Cosmos3-Pictures"
 VLLM_PATH = "/v1/realtime/robot/openpi"
 VLLM_SEED = "seed"
 VLLM_SAMPLING = "sampling_params"
 VLLM_SPACE = "action_space"
 _VLLM_JOINTS = "joint_position"  # what vLLM-Omni calls joint_pos
 
+Encoding = Literal["jpeg", "raw"]
+"""How views travel in the size in which they were seen."""
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding)
 Compose = Callable[[Mapping[str, Any], CameraRig], NDArray[np.uint8]]
 _FROM_ZERO = {
     "observation/exterior_image_1_left": "observation/exterior_image_0_left",
@@ -230,12 +236,18 @@ def encode_request(
     request_id: int,
     num_steps: int | None = None,
     wait_s: float = math.inf,
+    pictures: Encoding | None = None,
 ) -> dict[str, Any]:
-    """Return the observation message of a request. Raises BackendError if the request lacks the
-    state that is sent.
+    """Return the observation message of a request.
 
-    ``num_steps`` are the denoising steps that a vLLM-Omni server is asked for; None leaves them to
-    it. ``wait_s`` is the time for which the answer is waited for.
+    Args:
+        num_steps: Denoising steps that a vLLM-Omni server is asked for; None leaves them to it.
+        wait_s: The time for which the answer is waited for.
+        pictures: The encoding that the server reads of views as they were seen
+            (:func:`agreed_pictures`); None sends them letterboxed to the rig's size, raw.
+
+    Raises:
+        BackendError: The request lacks the state that is sent.
     """
     state: dict[str, Any] = {}
     sent = wire_space(request.embodiment, request.action_space.name)
@@ -257,7 +269,7 @@ def encode_request(
         PROMPT: request.instruction,
         **state,
         GRIPPER: WIRE_GRIPPER.from_fraction(request.grippers).astype(np.float32),
-        **_sent_pictures(request, dialect),
+        **_sent_pictures(request, dialect, pictures),
     }
     if dialect.endpoint:
         message |= {ENDPOINT: "infer", SESSION: session_id}
@@ -278,12 +290,28 @@ def _sent_pose(T_base_cosmos: F64) -> tuple[NDArray[np.float32], NDArray[np.floa
     ).astype(np.float32)
 
 
-def _sent_pictures(request: Request, dialect: Dialect) -> dict[str, NDArray[np.uint8]]:
+def _sent_pictures(
+    request: Request, dialect: Dialect, encoding: Encoding | None
+) -> dict[str, NDArray[np.uint8] | bytes]:
     rig = request.embodiment.rig
+    sent: dict[str, NDArray[np.uint8]] = {}
     if rig is not None and all(view in request.images for view in rig.views):
-        keys = zip(rig.views, _keys(rig, dialect.numbered_from_zero), strict=True)
-        return {key: letterbox(request.images[view], rig.view_hw) for view, key in keys}
-    return {} if request.composite is None else {COMPOSITE: request.composite}
+        for view, key in zip(rig.views, _keys(rig, dialect.numbered_from_zero), strict=True):
+            picture = request.images[view]
+            as_seen = encoding is not None and _is_read(picture)
+            sent[key] = picture if as_seen else letterbox(picture, rig.view_hw)
+    elif request.composite is not None:
+        sent = {COMPOSITE: request.composite}
+    return {
+        key: encode_jpeg(picture) if encoding == "jpeg" and _is_read(picture) else picture
+        for key, picture in sent.items()
+    }
+
+
+def _is_read(picture: NDArray[np.uint8]) -> bool:
+    """Whether every server of ours reads a picture of this size, in either encoding."""
+    height, width = picture.shape[:2]
+    return min(height, width) >= _MIN_IMAGE_SIDE and height * width <= MAX_PIXELS
 
 
 def _keys(rig: CameraRig, numbered_from_zero: bool) -> tuple[str, ...]:
@@ -476,6 +504,8 @@ def _require_composed(message: Mapping[str, Any], keys: Sequence[str]) -> None:
 
 def _picture(message: Mapping[str, Any], key: str) -> NDArray[np.uint8]:
     value: Any = message[key]
+    if isinstance(value, bytes):
+        value = decode_jpeg(value, repr(key))
     # as_uint8 takes no ragged lists
     converted = as_uint8(cast("NDArray[Any]", value)) if isinstance(value, np.ndarray) else value
     picture = image_array(converted, repr(key))
@@ -510,11 +540,36 @@ def _missing(message: Mapping[str, Any], keys: Sequence[str], remedy: str = "") 
     return ObservationError(f"the observation lacks {lacking}; it has: {have}.{remedy}")
 
 
+def encodable(wanted: Encoding | None = None) -> Encoding:
+    """Return the encoding in which this installation sends or reads pictures, if ``wanted``."""
+    return "jpeg" if wanted != "raw" and has_jpeg() else "raw"
+
+
+def offered_pictures(headers: Sequence[str]) -> Encoding | None:
+    """Return what is read of a client whose handshake has these :data:`PICTURES_HEADER`; None,
+    raw letterboxed views, of one that has none or asks for what is not known.
+    """
+    return next((encodable(known) for known in ENCODINGS if headers == [known]), None)
+
+
+def agreed_pictures(metadata: Mapping[str, Any]) -> Encoding | None:
+    """Return the encoding that a server's metadata state for views as they were seen; None, raw
+    letterboxed views, if they state none that is known.
+    """
+    return next((known for known in ENCODINGS if metadata.get(PICTURES) == known), None)
+
+
 def encode_metadata(
-    embodiment: Embodiment, space: ActionSpace, model_sha256: str | None, vllm: bool
+    embodiment: Embodiment,
+    space: ActionSpace,
+    model_sha256: str | None,
+    vllm: bool,
+    pictures: Encoding | None = None,
 ) -> dict[str, Any]:
-    """Return the first frame of a connection; ``vllm`` is whether it came to vLLM-Omni's path."""
-    ours = {SERVED_SPACE: space.name, SERVED_MODEL: model_sha256}
+    """Return the first frame of a connection; ``vllm`` is whether it came to vLLM-Omni's path,
+    ``pictures`` what :func:`offered_pictures` makes of its handshake.
+    """
+    ours = {SERVED_SPACE: space.name, SERVED_MODEL: model_sha256, PICTURES: pictures}
     metadata: dict[str, Any] = {name: value for name, value in ours.items() if value}
     if vllm:  # what it calls ``policy_server_config``
         rig = embodiment.rig

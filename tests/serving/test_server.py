@@ -561,7 +561,8 @@ def test_tls_is_spoken_with_a_certificate(serve, certificate, monkeypatch):
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
     client = PolicyClient(ClientConfig(f"wss://127.0.0.1:{server.port}"))
     assert "action" in client.exchange(observation(), dict)
-    assert client.metadata == {"cosmos3/action_space": "joint_pos"}
+    told = {"cosmos3/action_space": "joint_pos", "cosmos3/pictures": "jpeg"}
+    assert client.metadata == told
     client.close()
 
 
