@@ -256,7 +256,8 @@ class DecoderLayer(nn.Module):
             self._group(x_ND[..., group, :], normed[..., group, :], _part(rope, group), attend)
             for group in groups
         ]
-        del normed, attend  # the MLP needs their memory
+        # the MLP needs their memory; torch.compile knows no `del` of what a comprehension reads
+        normed = attend = None
         return [self.with_mlp(group) if group.shape[-2] else group for group in hidden]
 
     def _group(
