@@ -431,6 +431,15 @@ def test_a_websocket_gets_metadata_and_answers():
     conversation(work)
 
 
+def test_a_websocket_that_asks_is_told_how_pictures_are_read():
+    async def work(application, connect, front):
+        peer = await connect(headers={"cosmos3-pictures": "jpeg"})
+        assert peer.metadata["cosmos3/pictures"] == "jpeg"
+        assert "cosmos3/pictures" not in (await connect()).metadata
+
+    conversation(work)
+
+
 def test_sockets_are_closed_with_reconnect_when_the_ingress_ends():
     async def work(application, connect, front):
         idle, busy = await connect(), await connect()
