@@ -309,9 +309,12 @@ def _sent_pictures(
 
 
 def _is_read(picture: NDArray[np.uint8]) -> bool:
-    """Whether every server of ours reads a picture of this size, in either encoding."""
+    """Whether every server of ours reads a picture of this size, in either encoding, and joins
+    others of half its width to it, as the composition ``framework`` does.
+    """
     height, width = picture.shape[:2]
-    return min(height, width) >= _MIN_IMAGE_SIDE and height * width <= MAX_PIXELS
+    is_sized = min(height, width) >= _MIN_IMAGE_SIDE and height * width <= MAX_PIXELS
+    return is_sized and width % 2 == 0
 
 
 def _keys(rig: CameraRig, numbered_from_zero: bool) -> tuple[str, ...]:

@@ -157,9 +157,11 @@ def test_what_was_agreed_with_one_server_is_not_sent_to_the_next(serve):
     service.close()
 
 
-@pytest.mark.parametrize("hw", [(8, 200), (1200, 1000)])
-def test_views_that_are_too_small_or_too_large_are_letterboxed(ask, hw):
-    """A server refuses fewer than 16 pixels, and more than 2^20 in a JPEG."""
+@pytest.mark.parametrize("hw", [(8, 200), (1200, 1000), (180, 321)])
+def test_views_that_a_server_may_not_read_are_letterboxed(ask, hw):
+    """It refuses fewer than 16 pixels, more than 2^20 in a JPEG, and for the composition
+    ``framework`` widths that have no half.
+    """
     images = VIEWS | {"wrist": scene(*hw)}
     for encoding in ("raw", "jpeg"):
         ask.exchange(images, pictures=encoding)
