@@ -17,7 +17,7 @@ _FOLLOWED = (
 )
 _AGREEMENT = (
     "What the judge says of each film, and how many of these episodes failed and succeeded. An "
-    "unclear answer agrees with neither. Always likelier: the agreement of one who always says "
+    "unclear answer agrees with neither. Always likelier: the agreement (%) of one who always says "
     "what is more frequent."
 )
 _CHANGE = "; pp: percentage points relative to the first row, over the same episodes."
@@ -83,7 +83,8 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
             _FOLLOWED,
         )
     if judged := [row for row in rows if "judged" in row]:
-        heads = ("agrees", "%", "95 % interval", "always\nlikelier, %", "yes", "no", "unclear")
+        said = (f"{said}:\nfailure,\nsuccess" for said in ("yes", "no", "unclear"))
+        heads = ("agrees", "%", "95 % interval", "always\nlikelier", *said)
         yield _table("The judge's answers", heads, judged, _judged_cells, _AGREEMENT)
     categories = list(dict.fromkeys(name for row in rows for name in row.get("by_category", ())))
     if len(categories) > 1:
@@ -153,7 +154,7 @@ def _followed_cells(row: Row) -> tuple[Cell, ...]:
 def _judged_cells(row: Row) -> tuple[Cell, ...]:
     judged = row["judged"]
     agreement = judged["agreement"]
-    said = ("{failure} failed, {success} succeeded".format_map(n) for n in judged["table"].values())
+    said = ("{failure}, {success}".format_map(count) for count in judged["table"].values())
     likelier = percent(judged["likelier"])
     return _count(agreement), percent(agreement["rate"]), agreement, likelier, *said
 
