@@ -44,6 +44,7 @@ _PICTURE = (54, 64, 3)
 _CHECKPOINTS = "first", "second"
 _KILL_REPLICA, _KILL_RAYLET, _UPDATE = 0.2, 0.45, 0.7  # of the time
 _CLOSED_LOOP = 16  # clients while throughput is measured
+_SLACK_S = 300.0  # for a process of clients to start and end on a busy machine
 _PAUSE_S = 0.05  # between two attempts to connect
 
 
@@ -55,8 +56,6 @@ class StandIn(Backend):
         self.info = BackendInfo(name="stand-in", requires_images=True, model_sha256=digest)
         self._offset = int(digest[:4], 16) / 2**16
         self._inference_s = inference_s
-        if folder := os.environ.get(_PIDS):
-            Path(folder, str(os.getpid())).touch()
 
     def infer(self, request: Request) -> ActionChunk:
         time.sleep(self._inference_s)
@@ -73,6 +72,7 @@ class StandIn(Backend):
 def stand_in(model: str) -> StandIn:
     """Make a replica's backend of ``checkpoint:seconds``."""
     checkpoint, _, inference_s = model.partition(":")
+    Path(os.environ[_PIDS], str(os.getpid())).touch()
     return StandIn(checkpoint, float(inference_s))
 
 
@@ -293,7 +293,7 @@ class _Fleet:
                 report.progress(f"{name} after {happened[name]} s")
                 with_raylet += act() or ()
             happened["all replaced"] = round(time.monotonic() - began_s, 1)
-            seen: _Outcomes = running.get()
+            seen: _Outcomes = running.get(trial.duration_s + _SLACK_S)
         return {
             "happened_at_s": happened,
             "died_with_raylet": with_raylet,
@@ -334,6 +334,8 @@ def _fleet(inference_s: float, port: int) -> Iterator[_Fleet]:
         own = {_PIDS: folder, "PYTHONPATH": str(Path(__file__).parent)}
         os.environ.update({**ONE_THREAD, **own, "RAY_USAGE_STATS_ENABLED": "0"})
         os.environ["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"] = "60"
+        # else the head's ingress would have all sockets, and the second raylet's death cut none off
+        os.environ["RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING"] = "0"
         store = {"object_store_memory": 128 * 2**20}
         head = {"num_cpus": 8, "include_dashboard": False, **store}
         # Ray's default slows the workers down

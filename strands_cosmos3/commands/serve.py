@@ -19,8 +19,8 @@ from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.commands.serve_fleet import http_options, serve_fleet
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
-from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.extras import OF_BACKEND, needed_by
+from strands_cosmos3.errors import ConfigError, MissingDependencyError
+from strands_cosmos3.extras import OF_BACKEND, needed_by, pip_command
 from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, require_heeded, section
 from strands_cosmos3.parallel.launched import told
 from strands_cosmos3.parallel.rank import exit_rank
@@ -220,8 +220,13 @@ class ServeCommand:
         wait.begin("reading the checkpoint")
         if self.trajectory is not None:
             raise ConfigError("--trajectory is replayed by one server; leave --ray out.")
-        with needed_by("serve"):
-            from strands_cosmos3.serving.ray_app.settings import FleetSettings
+        try:
+            with needed_by("serve"):
+                from strands_cosmos3.serving.ray_app import FleetSettings
+        except ModuleNotFoundError as error:  # Ray is there, without what Ray Serve needs
+            raise MissingDependencyError(
+                f"serve --ray needs {error.name}, which is not installed: {pip_command(['scale'])}"
+            ) from None
         same = {part.name for part in fields(FleetSettings)} & {part.name for part in fields(self)}
         values = {name: getattr(self, name) for name in same}
         values["replicas"] = 1 if self.replicas is None else self.replicas

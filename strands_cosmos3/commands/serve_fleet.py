@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 from pathlib import Path
@@ -42,6 +43,7 @@ def serve_fleet(
         Cosmos3Error: The fleet cannot be served so, or does not start.
     """
     _check_model(settings)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells how it deploys
     with needed_by("serve --ray"):
         from strands_cosmos3.serving.ray_app.run import running_fleet
     wait.begin(f"starting {_size(settings)} on Ray")

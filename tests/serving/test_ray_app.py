@@ -9,6 +9,7 @@ import json
 import math
 import pickle
 import time
+from collections import OrderedDict
 from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any
@@ -46,7 +47,7 @@ from strands_cosmos3.serving.ray_app.replica import (
     RemoteRequest,
     ReplicaModel,
 )
-from strands_cosmos3.serving.served import Answer, Message, ServedPolicy, Session
+from strands_cosmos3.serving.served import Answer, Episode, Message, ServedPolicy, Session
 from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.wire import DEADLINE, REQUEST_ID, SERVED_MODEL
 
@@ -276,7 +277,7 @@ class Response:
     """Ray Serve's response: awaited, or cancelled."""
 
     def __init__(self, outcome: Any):
-        self.outcome, self.cancelled = outcome, False
+        self.outcome, self.cancelled, self.times = outcome, False, 0
 
     def __await__(self):
         if self.outcome is None:
@@ -293,20 +294,23 @@ def asked(outcome: Any, message: Any, wait_s: float = math.inf, left: bool = Fal
     """The answer of replicas that reply so, the response, the metrics, and what was changed."""
     response, metrics, changes = Response(outcome), Metrics(), []
 
+    def send(request: RemoteRequest) -> Response:
+        response.times += 1
+        return response
+
     async def run():
-        replicas = RemoteReplicas(
-            lambda request: response, SERVED, metrics, DEFAULT_LIMITS, 5.0, changes.append
-        )
+        replicas = RemoteReplicas(send, SERVED, metrics, DEFAULT_LIMITS, 5.0, changes.append)
         gone = asyncio.get_running_loop().create_future()
         if left:
             gone.set_result(None)
-        sent = Message(encode(message), Session(), time.monotonic())
+        sent = response.message = Message(encode(message), Session(), time.monotonic())
         async with replicas.answered(ME, gone, [sent], wait_s) as answers:
             assert metrics.in_flight == 1
         return answers
 
     answers = asyncio.run(run())
     assert metrics.in_flight == 0
+    assert response.times == 1, "no inference is asked for twice"
     return answers and answers[0], response, metrics, changes
 
 
@@ -355,6 +359,16 @@ def test_a_replaced_model_is_told_to_clients_that_connect_later():
     reply = RemoteAnswer(Answer(b"", "ok"), Session(bare=True), other)
     *_, changes = asked(reply, observation())
     assert changes == [other]
+
+
+def test_the_session_after_an_answer_is_the_clients():
+    after = Session(bare=True, episodes=OrderedDict(a=Episode(started_s=-2.0, calls=4)))
+    reply = RemoteAnswer(Answer(b"", "ok"), after, None)
+    _, response, *_ = asked(reply, observation(session_id="a"))
+    session = response.message.session
+    assert session.bare
+    assert session.episodes["a"].calls == 4
+    assert session.episodes["a"].started_s == pytest.approx(time.monotonic() - 2.0, abs=1.0)
 
 
 # The front as an ASGI application
@@ -469,6 +483,17 @@ def test_a_request_that_crosses_the_close_is_not_inferred_for():
         assert len(backend.requests) == inferred
 
     conversation(work, backend)
+
+
+def test_who_connects_to_an_ingress_that_ends_is_sent_on():
+    async def work(application, connect, front):
+        application.end_sockets()
+        late = await connect()
+        late.send(observation())
+        assert (await late.hear())["code"] == 1012
+        await late.task
+
+    conversation(work)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a fleet serves, and its limits. Importing this loads no Ray."""
+"""What a fleet serves, and its limits."""
 
 from __future__ import annotations
 
