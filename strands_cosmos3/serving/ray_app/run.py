@@ -68,9 +68,8 @@ def running_fleet(
             deploy(settings)
             yield partial(deploy, settings)
         finally:
-            if before.proxies:
-                serve.delete(NAME)
-            else:
+            serve.delete(NAME)  # while proxies are there to pass the close frames on
+            if not before.proxies:
                 serve.shutdown()
 
 
