@@ -8,6 +8,7 @@ import asyncio
 import json
 import math
 import pickle
+import threading
 import time
 from collections import OrderedDict
 from dataclasses import replace
@@ -423,11 +424,24 @@ def conversation(work, backend: Any = None, embodiment: str = "droid", **config:
             return peer
 
         try:
+            await asyncio.gather(*map(asyncio.wrap_future, queue.started))
             return await work(application, connect, front)
         finally:
             queue.close(1.0)
 
     return asyncio.run(run())
+
+
+def held() -> tuple[Echo, threading.Event, threading.Event]:
+    """A backend that waits in an inference for "slow", when that begins, and until it goes on."""
+    began, goes_on = threading.Event(), threading.Event()
+
+    def before(request: Any) -> None:
+        if request.instruction == "slow":
+            began.set()
+            goes_on.wait(20)
+
+    return Echo(before), began, goes_on
 
 
 def test_a_websocket_gets_metadata_and_answers():
@@ -458,16 +472,18 @@ def test_sockets_are_closed_with_reconnect_when_the_ingress_ends():
     async def work(application, connect, front):
         idle, busy = await connect(), await connect()
         busy.send(observation(prompt="slow"))
-        await asyncio.sleep(0.1)
+        await asyncio.to_thread(began.wait, 10)
         application.end_sockets()
         said = await idle.hear()
         assert (said["type"], said["code"]) == ("websocket.close", 1012)
+        goes_on.set()
         assert "action" in await busy.frame(), "what is inferred for is answered"
         assert (await busy.hear())["code"] == 1012
         await asyncio.gather(idle.task, busy.task)
         assert front.metrics.clients == 0
 
-    conversation(work, Echo(before=lambda request: time.sleep(0.3)))
+    backend, began, goes_on = held()
+    conversation(work, backend)
 
 
 def test_a_request_that_crosses_the_close_is_not_inferred_for():
@@ -565,14 +581,16 @@ def test_an_idle_client_makes_room_for_another_and_may_come_again():
 def test_a_client_that_leaves_in_mid_request_frees_its_place():
     async def work(application, connect, front):
         peer = await connect()
-        peer.send(observation())
-        await asyncio.sleep(0.05)
+        peer.send(observation(prompt="slow"))
+        await asyncio.to_thread(began.wait, 10)
         peer.say(type="websocket.disconnect", code=1006)
-        await asyncio.wait_for(peer.task, 5)
+        await asyncio.wait_for(peer.task, 10)
+        goes_on.set()
         assert front.metrics.requests["abandoned"] == 1
         assert front.metrics.clients == 0
 
-    conversation(work, Echo(before=lambda request: time.sleep(0.3)))
+    backend, began, goes_on = held()
+    conversation(work, backend)
 
 
 async def http(application: FrontApp, path: str, method: str = "GET", body: bytes = b"", **headers):
