@@ -83,8 +83,8 @@ def tables_of(report: Mapping[str, Any]) -> Iterator[Table]:
             _FOLLOWED,
         )
     if judged := [row for row in rows if "judged" in row]:
-        said = (f"{said}:\nfailure,\nsuccess" for said in ("yes", "no", "unclear"))
-        heads = ("agrees", "%", "95 % interval", "always\nlikelier", *said)
+        said = (f"{said}:\nfailed,\nsuccess" for said in ("yes", "no", "unclear"))
+        heads = ("agrees", "95 % interval", "always\nlikelier", *said)
         yield _table("The judge's answers", heads, judged, _judged_cells, _AGREEMENT)
     categories = list(dict.fromkeys(name for row in rows for name in row.get("by_category", ())))
     if len(categories) > 1:
@@ -156,7 +156,7 @@ def _judged_cells(row: Row) -> tuple[Cell, ...]:
     agreement = judged["agreement"]
     said = ("{failure}, {success}".format_map(count) for count in judged["table"].values())
     likelier = percent(judged["likelier"])
-    return _count(agreement), percent(agreement["rate"]), agreement, likelier, *said
+    return _count(agreement), agreement, likelier, *said
 
 
 def _motion_cells(row: Row) -> tuple[Cell, ...]:
