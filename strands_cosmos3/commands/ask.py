@@ -65,10 +65,13 @@ class AskCommand:
 
         chosen = EngineOptions(device=self.device, dtype=self.dtype)
         checkpoint = self.model or embedded_checkpoint()
-        with Console(stderr=True).status(f"loading {checkpoint}"):
+        notes = Console(stderr=True, highlight=False, soft_wrap=True)
+        with notes.status(f"loading {checkpoint}"):
             reasoner = Reasoner.from_pretrained(
                 checkpoint, device=resolve_device(chosen), dtype=chosen.dtype
             )
+        if reasoner.label:
+            notes.print(f"the checkpoint says of itself: {reasoner.label}", markup=False)
         try:
             written = reasoner.ask(
                 self.question,
@@ -81,8 +84,7 @@ class AskCommand:
         finally:  # the line of an answer that was cut off ends, too
             print(flush=True)
         if not written.finished:
-            limit = f"cut off after {written.tokens} tokens; --max-tokens sets the limit"
-            Console(stderr=True).print(limit, highlight=False)
+            notes.print(f"cut off after {written.tokens} tokens; --max-tokens sets the limit")
         return 0
 
 

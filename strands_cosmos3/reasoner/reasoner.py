@@ -57,10 +57,12 @@ class Reasoner:
     Attributes:
         model: transformers' model.
         prompts: Writer of its inputs.
+        label: What the checkpoint says of itself, e.g. that its weights are random, or None.
     """
 
     def __init__(self, checkpoint: Checkpoint, model: Any):
         self.model = model
+        self.label: str | None = checkpoint.metadata.get("label")
         self.prompts = PromptWriter(checkpoint.layout, model.config.model_type)
         top = checkpoint.layout.reasoner
         name = "generation_config.json"

@@ -41,6 +41,7 @@ def test_an_answer_is_printed(seeing, reasoners, files, capsys):
     kept = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in answer.text)
     assert printed.out == kept + "\n"
     assert "cut off after 8 tokens" in printed.err
+    assert "random weights" in printed.err
 
 
 def test_what_would_steer_a_terminal_is_not_printed(capsys):
