@@ -73,7 +73,7 @@ def test_settings_have_the_names_of_flags():
     [
         ({"modle": "x"}, "unknown option 'modle'; valid: .*model"),
         ({"replicas": 0}, "replicas"),
-        ({"replicas": 3, "max_replicas": 2}, "max_replicas"),
+        ({"replicas": 3, "max_replicas": 2}, r"max_replicas \(replicas is 3\) .* got 2"),
         ({"ingresses": 0}, "ingresses"),
         ({"replicas": "two"}, "replicas"),
         ({"backend": "service", "port": 1}, "not served by a fleet; valid: native"),

@@ -83,7 +83,8 @@ class FleetSettings:
         typed_fields(self)
         whole_number(self.replicas, "replicas", 1, _MOST_REPLICAS)
         if self.max_replicas is not None:
-            whole_number(self.max_replicas, "max_replicas", self.replicas, _MOST_REPLICAS)
+            name = f"max_replicas (replicas is {self.replicas})"
+            whole_number(self.max_replicas, name, self.replicas, _MOST_REPLICAS)
         whole_number(self.ingresses, "ingresses", 1, 256)
         whole_number(self.max_queued, "max_queued", 1)
         whole_number(self.max_surge_percent, "max_surge_percent", 0, 100)
