@@ -308,9 +308,10 @@ class Cosmos3PolicyProcessor:
             raise ConfigError(
                 f"policy_frames {frames}: this checkpoint was trained to answer with "
                 f"{trained or 'rows + 1 alone, the default'}, as far as it says. If it was "
-                "fine-tuned with other frames, declare them and pass the file as the checkpoint: "
-                f"strands-cosmos3 checkpoint contract {checkpoint.root} --policy-frames {frames} "
-                f"--out NAME.toml. To fine-tune it so: train --policy-frames {frames}."
+                f"fine-tuned with {frames}, state policy_frames = {frames} in its contract file, "
+                f"as strands-cosmos3 checkpoint contract {checkpoint.root} --policy-frames "
+                f"{frames} --out NAME.toml does, and pass that file as the checkpoint. To "
+                f"fine-tune it so: train --policy-frames {frames}."
             )
         if "domain_id" in overrides:
             defaults.pop("domain_name")

@@ -211,6 +211,7 @@ def resized_header(file: bytes, height: int, width: int) -> bytes:
 
 
 SOUND = encode_jpeg(VIEWS["wrist"])
+AT_SIZE = SOUND.index(b"\xff\xc0\0\x11")
 RGB = Image.fromarray(VIEWS["wrist"])
 BAD = {
     "a bomb": (resized_header(SOUND, 65_000, 65_000), "65000 x 65000 pixels; at most 1048576"),
@@ -227,7 +228,7 @@ BAD = {
     "with metadata": (as_jpeg(RGB, exif=b"Exif\0\0"), "segment 0xe1 that is not read"),
     "one colour of its scan": (SOUND.replace(b"\xff\xda\0\x0c\x03", b"\xff\xda\0\x0c\x01"), "0xda"),
     "two sizes": (
-        SOUND.replace(b"\xff\xda", b"\xff\xc0\0\x11" + bytes(15) + b"\xff\xda", 1),
+        SOUND[:AT_SIZE] + SOUND[AT_SIZE : AT_SIZE + 19] + SOUND[AT_SIZE:],
         "segment 0xc0",
     ),
 }
