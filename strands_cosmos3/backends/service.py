@@ -8,7 +8,7 @@ import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
 from strands_cosmos3.backends.options import ServiceOptions
@@ -137,7 +137,7 @@ class ServiceBackend(RemoteBackend):
         def read(reply: Any) -> ActionChunk:
             chunk = decode_reply(reply, sent, number)
             if isinstance(reply, Mapping) and SERVED_MODEL in reply:  # a fleet may have replaced it
-                self._answered_by(reply[SERVED_MODEL])
+                self._answered_by(cast("Mapping[str, Any]", reply)[SERVED_MODEL])
             return chunk
 
         self._asked = True
