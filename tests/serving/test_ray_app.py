@@ -11,8 +11,10 @@ import pickle
 import threading
 import time
 from collections import OrderedDict
+from contextlib import nullcontext
 from dataclasses import replace
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,7 @@ from strands_cosmos3.serving.front import Front
 from strands_cosmos3.serving.inference_queue import InferenceQueue
 from strands_cosmos3.serving.metrics import Metrics
 from strands_cosmos3.serving.places import Places
-from strands_cosmos3.serving.ray_app import FleetSettings, app, build
+from strands_cosmos3.serving.ray_app import FleetSettings, app, build, run
 from strands_cosmos3.serving.ray_app.asgi import FrontApp
 from strands_cosmos3.serving.ray_app.ingress import DescribedBackend
 from strands_cosmos3.serving.ray_app.remote import RemoteReplicas
@@ -151,6 +153,31 @@ def test_replicas_scale_between_limits(monkeypatch):
     scaling = policy._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
     assert scaling.target_ongoing_requests == 4
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_command_closes_the_sockets_before_the_proxies_that_hold_them_end(monkeypatch, slow):
+    """``serve.shutdown`` begins with the proxies: clients would see no close frame (1006)."""
+    ended: list[str] = []
+
+    def delete(name: str) -> None:
+        ended.append(f"delete {name}")
+        if slow:
+            raise TimeoutError("not deleted after 60s")
+
+    stopped = SimpleNamespace(applications={}, proxies={})
+    fake = SimpleNamespace(
+        status=lambda: stopped, delete=delete, shutdown=lambda: ended.append("shutdown")
+    )
+    monkeypatch.setattr(run, "serve", fake)
+    monkeypatch.setattr(run, "cluster", lambda address, cpus: nullcontext())
+    monkeypatch.setattr(run, "on_gpus", lambda settings: False)
+    for name in ("_require_free", "_require_room", "deploy"):
+        monkeypatch.setattr(run, name, lambda *_: None)
+    monkeypatch.setattr(run, "_start", lambda **_: None)
+    with run.running_fleet(FleetSettings.of(FACTORY), None, {"host": "::1", "port": 1}):
+        assert ended == []
+    assert ended == [f"delete {run.NAME}", "shutdown"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import errno
 import re
 import socket
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -68,7 +68,8 @@ def running_fleet(
             deploy(settings)
             yield partial(deploy, settings)
         finally:
-            serve.delete(NAME)  # while proxies are there to pass the close frames on
+            with suppress(TimeoutError):  # Ray Serve goes on with it
+                serve.delete(NAME)  # while proxies are there to pass the close frames on
             if not before.proxies:
                 serve.shutdown()
 
