@@ -61,9 +61,8 @@ def test_a_served_checkpoint_answers_as_the_one_in_this_process(serve, tmp_path,
             composite=native.compose(views, DROID.rig),
         )
     )
-    service = ServiceBackend(
-        PolicyClient(ClientConfig("127.0.0.1", serve(native, action_space=space).port))
-    )
+    port = serve(native, action_space=space).port
+    service = ServiceBackend(PolicyClient(ClientConfig("127.0.0.1", port, pictures="raw")))
     there = service.infer(Request(**asked, n_rows=DROID.chunk_rows(space), **state, images=views))
     service.close()
     if space == "joint_pos":
