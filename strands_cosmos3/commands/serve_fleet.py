@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from strands_cosmos3.commands.progress import WaitNotice, terminated_as_interrupted
-from strands_cosmos3.errors import BackendError
+from strands_cosmos3.errors import BackendError, Cosmos3Error
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.options import MODEL_BACKENDS
 
@@ -61,6 +61,11 @@ def serve_fleet(
             soft_wrap=True,
         )
         while asked.get() == _RENEW:
+            try:
+                _check_model(settings)
+            except Cosmos3Error as error:
+                console.print(f"the replicas stay as they are: {error}", markup=False)
+                continue
             try:
                 renew()
                 console.print("all replicas were replaced")

@@ -5,13 +5,15 @@ requests, and the front as an ASGI application. ``test_ray_fleet.py`` runs them 
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import math
 import pickle
+import signal
 import threading
 import time
 from collections import OrderedDict
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -28,10 +30,14 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.serve import Application
 from ray.serve.exceptions import BackPressureError
 from ray.serve.schema import ServeDeploySchema
+from rich.console import Console
 
 from helpers.code_blocks import blocks
 from helpers.serving import Echo, Several, libero_request, observation
 from helpers.stand_in import Counted
+from recipes.random_checkpoint import write_checkpoint
+from strands_cosmos3.commands import serve_fleet
+from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.errors import BackendError, ConfigError, InputError, RankLostError
 from strands_cosmos3.serving import libero
 from strands_cosmos3.serving.admission import Client
@@ -153,6 +159,29 @@ def test_replicas_scale_between_limits(monkeypatch):
     scaling = policy._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas) == (2, 5)
     assert scaling.target_ongoing_requests == 4
+
+
+def test_a_checkpoint_that_cannot_be_read_replaces_no_replica(tmp_path, monkeypatch):
+    folder = write_checkpoint(tmp_path / "model")
+    renewed: list[None] = []
+
+    @contextmanager
+    def running(*_: Any):
+        folder.rename(tmp_path / "elsewhere")
+        yield lambda: renewed.append(None)
+
+    signals = iter([signal.SIGHUP, signal.SIGTERM])
+    arrived = SimpleNamespace(get=lambda: next(signals))
+    monkeypatch.setattr(run, "running_fleet", running)
+    monkeypatch.setattr(serve_fleet, "SimpleQueue", {int: lambda: arrived})
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    settings = FleetSettings.of({"model": str(folder)})
+    http = {"host": "::1", "port": 1}
+    assert serve_fleet.serve_fleet(settings, None, http, console, WaitNotice(console)) == 0
+    assert "the replicas stay as they are: " in printed.getvalue()
+    assert not renewed
 
 
 @pytest.mark.parametrize("slow", [False, True])
@@ -318,7 +347,13 @@ class Response:
         self.cancelled = True
 
 
-def asked(outcome: Any, message: Any, wait_s: float = math.inf, left: bool = False):
+def asked(
+    outcome: Any,
+    message: Any,
+    wait_s: float = math.inf,
+    left: bool = False,
+    given_up_after_s: float = math.inf,
+):
     """The answer of replicas that reply so, the response, the metrics, and what was changed."""
     response, metrics, changes = Response(outcome), Metrics(), []
 
@@ -331,6 +366,8 @@ def asked(outcome: Any, message: Any, wait_s: float = math.inf, left: bool = Fal
         gone = asyncio.get_running_loop().create_future()
         if left:
             gone.set_result(None)
+        if given_up_after_s < math.inf:
+            asyncio.get_running_loop().call_later(given_up_after_s, replicas.give_up)
         sent = response.message = Message(encode(message), Session(), time.monotonic())
         async with replicas.answered(ME, gone, [sent], wait_s) as answers:
             assert metrics.in_flight == 1
@@ -373,6 +410,12 @@ def test_a_request_whose_time_has_passed_is_cancelled_and_refused():
     answer, response, *_ = asked(None, observation(**{DEADLINE: 50}), wait_s=0.05)
     assert response.cancelled
     assert (answer.outcome, answer.retry_after_s > 0) == ("refused", True)
+
+
+def test_a_request_that_no_replica_answers_before_the_fleet_ends_is_refused():
+    answer, response, *_ = asked(None, observation(**{REQUEST_ID: 1}), given_up_after_s=0.05)
+    assert response.cancelled
+    assert (answer.outcome, answer.retry_after_s > 0) == ("lost", True), "a replica may have it"
 
 
 def test_the_request_of_a_client_that_leaves_is_cancelled():

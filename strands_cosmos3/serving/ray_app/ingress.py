@@ -59,7 +59,7 @@ class Ingress:
         config = settings.server_config()
         metrics = Metrics(described.about)
         wait_s = settings.max_queue_age + settings.stalled_after
-        replicas = RemoteReplicas(
+        self._replicas = replicas = RemoteReplicas(
             policy.answer.remote, served, metrics, described.limits, wait_s, self._changed
         )
         self._front = Front(
@@ -88,13 +88,16 @@ class Ingress:
 
     async def _end_when_forgotten(self) -> None:
         """Close all sockets once Ray Serve, while it answers, does not ask after this ingress any
-        more: it waits for the sockets to be closed, and would cut them off in the end.
+        more: it waits for the sockets to be closed, and would cut them off in the end. Requests
+        that replicas have not answered in the time that these have to end are refused.
         """
         while True:
             await asyncio.sleep(HEALTH_S)
             began_s = time.monotonic()
             if began_s - self._asked_s < _FORGOTTEN_S:
                 continue
+            if began_s - self._asked_s > _FORGOTTEN_S + self._settings.grace:
+                self._replicas.give_up()
             with suppress(RayServeException, *WORKER_FAILURES):
                 # waits while the controller itself is being replaced, and all goes on as before
                 await asyncio.to_thread(_serve.status)

@@ -65,6 +65,12 @@ class RemoteReplicas:
         self._wait_s = wait_s
         self._changed = changed
         self._took_s = deque[float](maxlen=_RECENT)
+        self._given_up: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def give_up(self) -> None:
+        """Refuse all requests that no replica has answered yet."""
+        self._given_up.set_result(None)
+        self._given_up = asyncio.get_running_loop().create_future()
 
     def busy_s(self) -> Sequence[float]:
         """Return nothing: how long an inference takes is a replica's own health."""
@@ -107,11 +113,16 @@ class RemoteReplicas:
         limit_s = min(wait_s, self._wait_s)
         try:
             done, _ = await asyncio.wait(
-                {left, reply}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED
+                {left, reply, self._given_up},
+                timeout=limit_s,
+                return_when=asyncio.FIRST_COMPLETED,
             )
             if reply not in done:
                 response.cancel()
-                return None if done else self._refused(message, wait_s, "refused", _LATE)
+                if left in done:
+                    return None
+                outcome, why = ("lost", _LOST) if done else ("refused", _LATE)
+                return self._refused(message, wait_s, outcome, why)
             return self._taken(message, reply.result())
         except BackPressureError:
             return self._refused(message, wait_s, "refused", _FULL)
