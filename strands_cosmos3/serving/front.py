@@ -30,6 +30,7 @@ from strands_cosmos3.serving.wire import (
     RETRY_AFTER,
     VLLM_PATH,
     offered_pictures,
+    read_wait_s,
 )
 
 SERVICE_RESTART = 1012
@@ -190,8 +191,9 @@ class Front:
         self.metrics.received_bytes += len(body)
         try:
             items = await asyncio.to_thread(route.read_items, body)
-            wait_s = float(", ".join(head.headers.get_all(DEADLINE_HEADER)) or math.inf) / 1e3
-        except ValueError as error:  # WireFormatError is one
+            stated = ", ".join(head.headers.get_all(DEADLINE_HEADER))
+            wait_s = read_wait_s(float(stated) if stated else None)
+        except ValueError as error:  # InputError is one
             self.metrics.requests["error"] += 1
             return Reply(HTTPStatus.BAD_REQUEST, json.dumps({"error": str(error)}), JSON)
         client = self._client(head.headers, address)

@@ -309,7 +309,8 @@ def test_over_http_a_refusal_is_503_with_the_time_to_retry_after(serve):
     several = {"items": [GOOD] * 3}
     assert post(port, several, "/predict_batch", Cosmos3_Deadline_Ms="20000")[0] == 200
     assert post(port, several, "/predict_batch", Cosmos3_Deadline_Ms="400")[0] == 503
-    assert post(port, GOOD, Cosmos3_Deadline_Ms="soon")[0] == 400
+    for bad in ("soon", "nan", "inf", "1e99"):
+        assert post(port, GOOD, Cosmos3_Deadline_Ms=bad)[0] == 400, bad
     assert post(port, GOOD, Cosmos3_Deadline_Ms="20000")[0] == 200
 
 
