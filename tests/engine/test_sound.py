@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from helpers.cosmos3_oracle import CHUNK, HW, Case, engine, frames, oracle, pipeline, request
 from helpers.parity import case_share, reference, rms
 from recipes.random_checkpoint import write_checkpoint
-from strands_cosmos3.engine import denoising, sequence
+from strands_cosmos3.engine import denoising, preflight, sequence
 from strands_cosmos3.engine import engine as engine_module
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
@@ -280,7 +280,7 @@ def test_preflight_counts_what_predicts_sound(hearing, monkeypatch):
     ]
     assert counted[1] - counted[0] == more
     enough = needed_bytes(checkpoint, torch.float32) + more // 2
-    monkeypatch.setattr("strands_cosmos3.engine.preflight.available_bytes", lambda device: enough)
+    monkeypatch.setattr(preflight, "available_bytes", lambda device: enough)
     Cosmos3Engine.from_pretrained(folder).close()
     with pytest.raises(PreflightError, match="are needed"):
         Cosmos3Engine.from_pretrained(folder, options=EngineOptions(decode_sound=True))
