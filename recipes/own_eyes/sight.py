@@ -5,13 +5,12 @@ its own forward pass, without its loops over pictures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 from transformers.models.qwen3_vl.modeling_qwen3_vl import rotate_half
@@ -31,23 +30,35 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A question with its answer, as tokens of one length.
+    """A question with its answer, as tokens; or Q of them, cut behind the longest.
 
     Args:
-        ids: [L] padded at the end. positions: [3, L] of time, height and width.
-        first: Index of the first token that stands for the picture.
-        targets: [L] the token that follows, where it belongs to the answer, else :data:`IGNORED`.
+        ids: [L] or [Q, L], padded at the end. positions: [L, 3] or [Q, L, 3] of time, height and
+            width. first: [] or [Q] index of the first token that stands for the picture.
+        targets: [L] or [Q, L] the token that follows, where it belongs to the answer, else
+            :data:`IGNORED`.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    first: int
+    first: torch.Tensor
     targets: torch.Tensor
 
-    @property
-    def length(self) -> int:
-        """Number of tokens up to the answer's last but one, which is the last that is read."""
-        return int((self.targets != IGNORED).nonzero()[-1]) + 1
+    @classmethod
+    def stacked(cls, questions: Sequence[Written]) -> Written:
+        """Several questions as one. No more tokens are kept than up to the last answer's last
+        but one, which is the last that is read.
+        """
+        most = max(int((each.targets != IGNORED).nonzero()[-1]) + 1 for each in questions)
+        ids, positions, targets = (
+            torch.stack([getattr(each, name)[:most] for each in questions])
+            for name in ("ids", "positions", "targets")
+        )
+        return cls(ids, positions, torch.stack([each.first for each in questions]), targets)
+
+    def on(self, device: torch.device) -> Written:
+        """The same on a device."""
+        return Written(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 class Sight(nn.Module):
@@ -62,6 +73,7 @@ class Sight(nn.Module):
     def __init__(self, reasoner: Reasoner, known: int, length: int = 72):
         super().__init__()
         self._reasoner = [reasoner]  # no part of this module
+        self.device = reasoner.model.device
         self.length = length
         model = reasoner.model
         self.visual: Any = model.model.visual.requires_grad_(True)
@@ -84,9 +96,9 @@ class Sight(nn.Module):
         indices, weights = get_vision_interpolation_indices_and_weights(
             grid, self.visual.num_grid_per_side, "bilinear", True, spatial_merge_size=MERGE
         )
-        self._places = [indices, weights]
+        self._places = [indices.to(self.device), weights.to(self.device)]
         place = get_vision_position_ids(grid, MERGE)
-        self._rotary = list(self.visual.rotary_pos_emb(weights, place))
+        self._rotary = list(self.visual.rotary_pos_emb(self._places[1], place.to(self.device)))
 
     def see(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return tokens [B, 20, D] of pairs of pictures [B, 2, H, W, 3] in [-1, 1]."""
@@ -114,7 +126,7 @@ class Sight(nn.Module):
         return attention.proj(out.transpose(1, 2).reshape(B, N, -1))
 
     def forward(
-        self, seen: torch.Tensor, of: torch.Tensor, written: Sequence[Written]
+        self, seen: torch.Tensor, of: torch.Tensor, written: Written
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return logits [A, V] of the answers' tokens, and these [A].
 
@@ -122,20 +134,15 @@ class Sight(nn.Module):
             seen: Tokens [B, 20, D] of pictures. of: [Q] the picture of each question.
             written: Q questions with their answers.
         """
-        most = max(each.length for each in written)
-        ids = torch.stack([each.ids for each in written])[:, :most]
-        targets = torch.stack([each.targets for each in written])[:, :most]
-        positions = torch.stack([each.positions for each in written], 1)[..., :most]
-        hidden = F.embedding(ids, torch.cat([self._known[0], self.words]))
-        first = torch.tensor([each.first for each in written])
-        columns = first[:, None] + torch.arange(seen.shape[1])
-        rows = torch.arange(len(written))[:, None].expand_as(columns)
+        hidden = F.embedding(written.ids, torch.cat([self._known[0], self.words]))
+        columns = written.first[:, None] + torch.arange(seen.shape[1], device=self.device)
+        rows = torch.arange(len(of), device=self.device)[:, None].expand_as(columns)
         hidden = hidden.index_put((rows, columns), seen[of].to(hidden.dtype))
         out = self._text[0](
-            inputs_embeds=hidden, position_ids=positions, use_cache=False
+            inputs_embeds=hidden, position_ids=written.positions.permute(2, 0, 1), use_cache=False
         ).last_hidden_state
-        answers = targets != IGNORED
-        return F.linear(out[answers], self.head), targets[answers]
+        answers = written.targets != IGNORED
+        return F.linear(out[answers], self.head), written.targets[answers]
 
     def write(self, question: str, answer: str, film_s: float | None = None) -> Written:
         """Return a question about a picture, or about a film of so many seconds, with its
@@ -185,7 +192,7 @@ def _written(sight: Sight, question: str, answer: str, film_s: float | None) -> 
     targets = torch.full((sight.length,), IGNORED)
     end = len(prompt) - 1
     targets[end : end + len(said)] = said
-    return Written(ids, positions[:, 0], int((kinds > 0).nonzero()[0]), targets)
+    return Written(ids, positions[:, 0].T, (kinds > 0).nonzero()[0, 0], targets)
 
 
 def patches_of(pictures: torch.Tensor) -> torch.Tensor:
@@ -198,6 +205,6 @@ def patches_of(pictures: torch.Tensor) -> torch.Tensor:
     return cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(B, -1, C * T * PATCH * PATCH)
 
 
-def signed(pictures: NDArray[np.uint8]) -> torch.Tensor:
-    """Return pictures as numbers in [-1, 1]."""
-    return torch.from_numpy(pictures).float() / 127.5 - 1
+def signed(pictures: torch.Tensor) -> torch.Tensor:
+    """Return pictures of bytes as numbers in [-1, 1]."""
+    return pictures.float() / 127.5 - 1

@@ -12,7 +12,7 @@ import math
 import resource
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import tyro
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
 
 from recipes.own_eyes.folder import EMBEDDING, HEAD, VISION, write_sight
 from recipes.own_eyes.questions import (
@@ -47,7 +48,8 @@ _GOAL_WORDS = [plain(goal) for goal in range(len(GOALS))]
 _AUXILIARY = {"cubes_m": 9, "present": 3, "held": 4, "opening": 1, "achieved": 9}
 _UNIT_M = 0.1
 _SAVE_S = 120.0
-_READ_AGAIN = 400  # steps after which new shards are looked for
+_PLAYED = 1 / 3  # of the single pictures
+_DONE = 0.6  # of the films end where a goal is achieved
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class TrainOptions:
     steps: int = 6000  # may be changed when it resumes: the rate decays at the end
     batch: int = 40  # single pictures
     films: int = 24
+    device: str = "cpu"
+    workers: int = 0  # processes that draw batches; 0: the training's own
     rate: float = 1e-3
     decay: float = 0.3  # last fraction of the steps, in which the rate falls to 0
     auxiliary: float = 1.0
@@ -67,120 +71,142 @@ class TrainOptions:
 
 
 class Shards:
-    """Pictures of all shards of a folder; those with a number below ``held_out`` are for
-    validation.
-    """
+    """Pictures of all shards of a folder, in memory; shard 0 of each kind is for validation."""
 
     def __init__(self, folder: Path):
-        self._folder = folder
-        self._read: set[Path] = set()
-        self.posed: list[dict[str, NDArray[Any]]] = []
-        self.played: list[dict[str, NDArray[Any]]] = []
+        self.posed = self._read(folder, "posed-*")
+        self.played = self._read(folder, "played-*")
+        self.held_out = {
+            kind: self._read(folder, f"{kind}-*", held_out=True) for kind in ("posed", "played")
+        }
 
-    def read(self) -> int:
-        """Read shards that are new; return how many pictures there are."""
-        for path in sorted(self._folder.glob("*.npz")):
-            if path in self._read or path.name.endswith("-0000.npz"):
-                continue
-            self._read.add(path)
-            with np.load(path) as file:
-                kind = self.posed if path.name.startswith("posed") else self.played
-                kind.append({name: file[name] for name in file.files})
-        return sum(len(shard["picture"]) for shard in [*self.posed, *self.played])
-
-    def held_out(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """Return the shards for validation, which are number 0 of each kind."""
-        read: dict[str, dict[str, NDArray[Any]]] = {}
-        for path in sorted(self._folder.glob("*-0000.npz")):
-            with np.load(path) as file:
-                read[path.name.partition("-")[0]] = {name: file[name] for name in file.files}
-        return read
+    @staticmethod
+    def _read(folder: Path, pattern: str, held_out: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the shards' arrays, joined; ``start`` then counts from the first of all."""
+        files = sorted(folder.glob(f"{pattern}.npz"))
+        parts: list[dict[str, NDArray[Any]]] = []
+        before = 0
+        for path in files:
+            if path.name.endswith("-0000.npz") == held_out:
+                with np.load(path) as file:
+                    part = {name: file[name] for name in file.files}
+                if "start" in part:
+                    part["start"] = part["start"] + before
+                before += len(part["picture"])
+                parts.append(part)
+        if not parts:
+            raise SystemExit(f"{folder} has no {pattern} that fits; make pictures first.")
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 @dataclass(eq=False)
 class Batch:
-    """Pairs of pictures [B, 2, H, W, 3], questions, which picture each is about, and what the
-    auxiliary head shall say.
+    """Which pictures are looked at, which questions are asked of which, and what the auxiliary
+    head shall say.
+
+    Args:
+        pairs: [B, 2] first and last picture, by number; the played follow the posed.
+        gains: [B, 3] that colours are multiplied by. shift: Pixels down and to the right.
+        of: [Q] the picture of each question. kinds: Their names.
     """
 
-    pictures: torch.Tensor
+    pairs: torch.Tensor
+    gains: torch.Tensor
+    shift: tuple[int, int]
     of: torch.Tensor
     written: list[Written]
     kinds: list[str]
     facts: dict[str, torch.Tensor]
 
 
-class Batches:
-    """Draws batches from shards."""
+class Batches(Dataset[Batch]):
+    """Draws batches of pictures; which one a step gets depends on nothing else."""
 
-    def __init__(self, sight: Sight, options: TrainOptions):
+    def __init__(
+        self, sight: Sight, posed: dict[str, NDArray[Any]], played: dict[str, NDArray[Any]]
+    ):
         self.sight = sight
-        self.shards = Shards(options.pictures)
-        self._options = options
+        self.posed = posed
+        self.played = played
+        achieved = played["achieved"].any(1)
+        self._among = {done: np.flatnonzero(achieved == done) for done in (True, False)}
+        self.options: TrainOptions | None = None
 
-    def draw(self, step: int) -> Batch:
-        """Return the batch of a step."""
-        rng = np.random.default_rng([self._options.seed, step])
-        rows: list[tuple[dict[str, NDArray[Any]], int, int | None]] = []
-        kinds = [*self.shards.posed, *self.shards.posed, *self.shards.played]
-        for _ in range(self._options.batch):
-            shard = kinds[int(rng.integers(len(kinds)))]
-            rows.append((shard, int(rng.integers(len(shard["picture"]))), None))
-        for _ in range(self._options.films):
-            shard = self.shards.played[int(rng.integers(len(self.shards.played)))]
-            achieved = shard["achieved"].any(1)
-            among = np.flatnonzero(achieved) if rng.random() < 0.6 else np.flatnonzero(~achieved)
-            last = int(rng.choice(among)) if len(among) else 0
-            rows.append((shard, last, int(shard["start"][last])))
+    def __getitem__(self, step: int) -> Batch:
+        """Return the batch of a step; questions about films stand behind the others."""
+        options = self.options
+        assert options is not None
+        rng = np.random.default_rng([options.seed, step])
+        rows: list[tuple[int, bool, int | None]] = []
+        for _ in range(options.batch):
+            played = bool(rng.random() < _PLAYED)
+            among = self.played if played else self.posed
+            rows.append((int(rng.integers(len(among["picture"]))), played, None))
+        for _ in range(options.films):
+            among = self._among[bool(rng.random() < _DONE)]
+            last = int(rng.choice(among))
+            rows.append((last, True, int(self.played["start"][last])))
         return self.made(rows, rng, augmented=True)
 
     def made(
         self,
-        rows: list[tuple[dict[str, NDArray[Any]], int, int | None]],
+        rows: list[tuple[int, bool, int | None]],
         rng: np.random.Generator,
         augmented: bool,
     ) -> Batch:
-        """Return the batch of pictures: (shard, index, index of the first picture of a film)."""
-        pairs = np.stack(
-            [
-                np.stack([s["picture"][i if first is None else first], s["picture"][i]])
-                for s, i, first in rows
-            ]
-        )
-        pictures = signed(pairs)
-        if augmented:
-            pictures = _augmented(pictures, rng)
+        """Return a batch: (number, whether it was played, number of a film's first picture)."""
         of: list[int] = []
         written: list[Written] = []
         kinds: list[str] = []
-        for number, (shard, i, first) in enumerate(rows):
-            asked = _asked_of_picture(shard, i) if first is None else _asked(shard, i, rng)
+        for place, (i, played, first) in enumerate(rows):
+            kind = self.played if played else self.posed
+            asked = _asked_of_picture(kind, i) if first is None else _asked(kind, i, rng)
             if augmented and first is None:
                 del asked[int(rng.integers(3))]
-            for kind, question, answer, film_s in asked:
-                of.append(number)
-                kinds.append(kind)
+            for name, question, answer, film_s in asked:
+                of.append(place)
+                kinds.append(name)
                 written.append(self.sight.write(question, answer, film_s))
-        facts = {
-            "cubes_m": _stack(rows, "cubes_m").flatten(1) / _UNIT_M,
-            "present": _stack(rows, "present"),
-            "held": _stack(rows, "held") + 1,
-            "opening": _stack(rows, "opening"),
-            "achieved": torch.from_numpy(
-                np.stack(
-                    [
-                        np.zeros(9, bool) if first is None else shard["achieved"][i]
-                        for shard, i, first in rows
-                    ]
-                )
-            ),
-            "is_film": torch.tensor([first is not None for _, _, first in rows]),
-        }
-        return Batch(pictures, torch.tensor(of), written, kinds, facts)
+        facts = {name: self._known(rows, name) for name in ("present", "held", "opening")}
+        facts["held"] = facts["held"] + 1
+        facts["cubes_m"] = self._known(rows, "cubes_m").flatten(1) / _UNIT_M
+        nothing = np.zeros(len(GOALS), bool)
+        done = [nothing if f is None else self.played["achieved"][i] for i, _, f in rows]
+        facts["achieved"] = torch.from_numpy(np.stack(done))
+        facts["is_film"] = torch.tensor([first is not None for _, _, first in rows])
+        behind = [len(self.posed["picture"]) * played for _, played, _ in rows]
+        pairs = [
+            (k + (i if first is None else first), k + i)
+            for k, (i, _, first) in zip(behind, rows, strict=True)
+        ]
+        gains, shift = np.ones((len(rows), 3)), (0, 0)
+        if augmented:
+            gains = rng.normal(1, 0.12, (len(rows), 1)) * rng.normal(1, 0.04, (len(rows), 3))
+            down, right = rng.integers(-2, 3, 2)
+            shift = (int(down), int(right))
+        return Batch(
+            torch.tensor(pairs),
+            torch.from_numpy(gains).float(),
+            shift,
+            torch.tensor(of),
+            written,
+            kinds,
+            facts,
+        )
+
+    def _known(self, rows: list[tuple[int, bool, int | None]], name: str) -> torch.Tensor:
+        kinds = (self.posed, self.played)
+        return torch.from_numpy(np.stack([kinds[played][name][i] for i, played, _ in rows]))
 
 
-def _stack(rows: list[Any], name: str) -> torch.Tensor:
-    return torch.from_numpy(np.stack([shard[name][i] for shard, i, _ in rows]))
+def _together(batch: Batch) -> Batch:
+    """Stack a batch's questions; the longer ones about films go through the tower alone."""
+    film = [kind == "success" for kind in batch.kinds]
+    among = [[i for i, f in enumerate(film) if f is kind] for kind in (False, True)]
+    order = [i for part in among for i in part]
+    stacked = [Written.stacked([batch.written[i] for i in part]) for part in among if part]
+    kinds = [batch.kinds[i] for i in order]
+    return replace(batch, of=batch.of[order], written=stacked, kinds=kinds)
 
 
 def _asked_of_picture(
@@ -209,15 +235,6 @@ def _asked(
         ("success", SUCCEEDED.format(_GOAL_WORDS[g]), said(bool(achieved[g])), max(film_s, 0.5))
         for g in sorted(goals)
     ]
-
-
-def _augmented(pictures: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-    """Change brightness and hues a little, and shift pictures by up to two pixels."""
-    gain = torch.from_numpy(rng.normal(1, [0.12, 0.04, 0.04, 0.04], (len(pictures), 4)))
-    scale = (gain[:, :1] * gain[:, 1:]).float()[:, None, None, None]
-    pictures = (pictures + 1) * scale - 1
-    down, right = rng.integers(-2, 3, 2)
-    return torch.roll(pictures, (int(down), int(right)), (2, 3)).clamp(-1, 1)
 
 
 class Auxiliary(nn.Module):
@@ -296,9 +313,11 @@ class Training:
         folder = options.out / "untrained"
         if not folder.exists():
             fresh_folder(folder, self.bundled, options.seed)
-        self.sight = Sight(Reasoner.from_pretrained(folder), KNOWN_WORDS)
-        self.auxiliary = Auxiliary(20, self.sight.head.shape[1])
-        self.batches = Batches(self.sight, options)
+        reasoner = Reasoner.from_pretrained(folder, device=options.device, dtype=torch.float32)
+        self.sight = Sight(reasoner, KNOWN_WORDS)
+        self.device = self.sight.device
+        self.auxiliary = Auxiliary(20, self.sight.head.shape[1]).to(self.device)
+        self._shards = Shards(options.pictures)
         matrices, others = [], []
         for name, parameter in [*self.sight.named_parameters(), *self.auxiliary.named_parameters()]:
             is_matrix = parameter.ndim > 1 and "pos_embed" not in name and name != "words"
@@ -312,7 +331,7 @@ class Training:
         self.cpu_s = 0.0
         self._state = options.out / "state.pt"
         if self._state.exists():
-            state = torch.load(self._state)
+            state = torch.load(self._state, map_location=self.device)
             self.sight.load_state_dict(state["sight"])
             self.auxiliary.load_state_dict(state["auxiliary"])
             self.optimizer.load_state_dict(state["optimizer"])
@@ -334,48 +353,66 @@ class Training:
         left = (self.options.steps - self.step) / (self.options.decay * self.options.steps)
         return self.options.rate * min(1.0, (self.step + 1) / 200, max(left, 0.0))
 
-    def loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return a batch's loss, and parts of it."""
-        with torch.autocast("cpu", torch.bfloat16):
-            seen = self.sight.see(batch.pictures)
-            logits, targets = self._answers(seen, batch)
-        answers = F.cross_entropy(logits.float(), targets)
-        auxiliary = self.auxiliary(seen, batch.facts)
-        parts = {"answers": answers.item(), "auxiliary": auxiliary.item()}
-        return answers + self.options.auxiliary * auxiliary, parts
+    def loss(self, batch: Batch, pictures: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the parts of a batch's loss, given all pictures [N, H, W, 3] as bytes."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cpu"):
+            logits, targets, seen = self._answers(batch, pictures)
+        facts = {name: fact.to(self.device) for name, fact in batch.facts.items()}
+        return {
+            "answers": F.cross_entropy(logits.float(), targets),
+            "auxiliary": self.auxiliary(seen, facts),
+        }
 
-    def _answers(self, seen: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return logits and targets of all answers; the longer questions about films go alone."""
-        film = np.array([kind == "success" for kind in batch.kinds])
-        parts = []
-        for among in (np.flatnonzero(~film), np.flatnonzero(film)):
-            if len(among):
-                written = [batch.written[i] for i in among]
-                parts.append(self.sight(seen, batch.of[torch.from_numpy(among)], written))
-        logits, targets = zip(*parts, strict=True)
-        return torch.cat(logits), torch.cat(targets)
+    def _answers(
+        self, batch: Batch, pictures: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return logits and targets of all answers, and the pictures' tokens."""
+        shown = signed(pictures[batch.pairs.to(self.device)])
+        gains = batch.gains.to(self.device)[:, None, None, None]
+        seen = self.sight.see(torch.roll((shown + 1) * gains - 1, batch.shift, (2, 3)).clamp(-1, 1))
+        logits, targets = [], []
+        for of, part in zip(
+            batch.of.to(self.device).split([len(part.ids) for part in batch.written]),
+            batch.written,
+            strict=True,
+        ):
+            said, wanted = self.sight(seen, of, part.on(self.device))
+            logits.append(said)
+            targets.append(wanted)
+        return torch.cat(logits), torch.cat(targets), seen
 
     def run(self) -> None:
         """Train to the last step."""
+        options, shards = self.options, self._shards
+        batches = Batches(self.sight, shards.posed, shards.played)
+        batches.options = options
+        pictures = self._on_device(shards.posed, shards.played)
+        print(f"{len(pictures)} pictures", flush=True)
+        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
         before = self.cpu_s - _cpu_s()
         saved = time.monotonic()
-        parts: list[dict[str, float]] = []
+        parts: list[dict[str, torch.Tensor]] = []
         try:
-            while self.step < self.options.steps and before + _cpu_s() < self.options.limit_s:
-                if self.step % _READ_AGAIN == 0 or not self.batches.shards.posed:
-                    print(f"{self.batches.shards.read()} pictures", flush=True)
+            for batch in DataLoader(
+                batches,
+                batch_size=None,
+                sampler=range(self.step, options.steps),
+                num_workers=options.workers,
+                collate_fn=_together,
+            ):
+                if before + _cpu_s() > options.limit_s:
+                    break
                 for group in self.optimizer.param_groups:
                     group["lr"] = self.rate()
-                loss, figures = self.loss(self.batches.draw(self.step))
+                losses = self.loss(batch, pictures)
                 self.optimizer.zero_grad()
-                loss.backward()
-                parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+                (losses["answers"] + options.auxiliary * losses["auxiliary"]).backward()
                 nn.utils.clip_grad_norm_(parameters, 1.0)
                 self.optimizer.step()
                 self.step += 1
-                parts.append(figures)
+                parts.append({name: each.detach() for name, each in losses.items()})
                 if self.step % 50 == 0:
-                    mean = {k: np.mean([each[k] for each in parts]) for k in parts[0]}
+                    mean = {k: float(sum(each[k] for each in parts)) / len(parts) for k in parts[0]}
                     text = ", ".join(f"{name} {value:.4f}" for name, value in mean.items())
                     print(f"{self.step}: {text}, {before + _cpu_s():.0f} CPU s", flush=True)
                     parts.clear()
@@ -388,6 +425,10 @@ class Training:
             self.save(before + _cpu_s())
         self.export()
 
+    def _on_device(self, *kinds: dict[str, NDArray[Any]]) -> torch.Tensor:
+        joined = np.concatenate([kind["picture"] for kind in kinds])
+        return torch.from_numpy(joined).to(self.device)
+
     def export(self) -> Path:
         """Write the checkpoint as it is now."""
         folder = self.options.out / f"checkpoint-{self.step}"
@@ -398,25 +439,27 @@ class Training:
         return folder
 
     @torch.no_grad()
-    def judged(self, pictures: int = 384) -> str:
+    def judged(self, most: int = 384) -> str:
         """Return how many answers are wholly right on the shards for validation."""
         right: dict[str, list[bool]] = {}
         rng = np.random.default_rng(0)
-        for kind, shard in self.batches.shards.held_out().items():
-            among = rng.permutation(len(shard["picture"]))[:pictures]
+        shards = self._shards.held_out
+        batches = Batches(self.sight, shards["posed"], shards["played"])
+        pictures = self._on_device(shards["posed"], shards["played"])
+        for film, shard in enumerate(shards.values()):
+            among = rng.permutation(len(shard["picture"]))[:most]
             for part in np.array_split(among, max(1, len(among) // 64)):
-                film = kind == "played"
-                rows = [(shard, int(i), int(shard["start"][i]) if film else None) for i in part]
-                batch = self.batches.made(rows, rng, augmented=False)
-                logits, targets = self.sight(
-                    self.sight.see(batch.pictures), batch.of, batch.written
-                )
+                rows = [
+                    (int(i), bool(film), int(shard["start"][i]) if film else None) for i in part
+                ]
+                batch = _together(batches.made(rows, rng, augmented=False))
+                logits, targets, _ = self._answers(batch, pictures)
                 hits = (logits.argmax(1) == targets).tolist()
                 at = 0
-                for name, written in zip(batch.kinds, batch.written, strict=True):
-                    count = int((written.targets >= 0).sum())
-                    right.setdefault(name, []).append(all(hits[at : at + count]))
-                    at += count
+                lengths = [n for w in batch.written for n in (w.targets >= 0).sum(1).tolist()]
+                for name, length in zip(batch.kinds, lengths, strict=True):
+                    right.setdefault(name, []).append(all(hits[at : at + length]))
+                    at += length
         return "held out: " + ", ".join(
             f"{name} {100 * np.mean(hits):.1f} % of {len(hits)}" for name, hits in right.items()
         )

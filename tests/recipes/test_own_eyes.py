@@ -13,7 +13,7 @@ pytest.importorskip("mujoco")
 from recipes.own_eyes.folder import EMBEDDING, HEAD, HW, read_by_policy, write_sight
 from recipes.own_eyes.pictures import NOTHING, played_shard, posed_shard
 from recipes.own_eyes.questions import SUCCEEDED, WHICH_COLOURS, colours_said, nearest_said
-from recipes.own_eyes.sight import Sight, signed
+from recipes.own_eyes.sight import Sight, Written, signed
 from recipes.own_eyes.train import KNOWN_WORDS, Training, TrainOptions, fresh_folder
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
@@ -101,7 +101,8 @@ def test_batches_compute_what_transformers_does(sight, untrained):
         sight.write(task, "yes", 7.0),
     ]
     with torch.no_grad():
-        logits, targets = sight(sight.see(signed(pairs)), torch.arange(2), written)
+        seen = sight.see(signed(torch.from_numpy(pairs)))
+        logits, targets = sight(seen, torch.arange(2), Written.stacked(written))
         expected = [theirs(**inputs).logits[0, -1] for inputs in prompts]
     words = reasoner.prompts.tokenizer
     assert words.decode(targets[:6]) == "red, green and blue<|im_end|>"
