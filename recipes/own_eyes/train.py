@@ -129,7 +129,9 @@ class Batches(Dataset[Batch]):
         self.posed = posed
         self.played = played
         achieved = played["achieved"].any(1)
-        self._among = {done: np.flatnonzero(achieved == done) for done in (True, False)}
+        self._among = [np.flatnonzero(achieved == done) for done in (False, True)]
+        if min(map(len, self._among)) == 0:  # a trial with few pictures
+            self._among = [np.arange(len(achieved))] * 2
         self.options: TrainOptions | None = None
 
     def __getitem__(self, step: int) -> Batch:
@@ -143,7 +145,7 @@ class Batches(Dataset[Batch]):
             among = self.played if played else self.posed
             rows.append((int(rng.integers(len(among["picture"]))), played, None))
         for _ in range(options.films):
-            among = self._among[bool(rng.random() < _DONE)]
+            among = self._among[rng.random() < _DONE]
             last = int(rng.choice(among))
             rows.append((last, True, int(self.played["start"][last])))
         return self.made(rows, rng, augmented=True)
