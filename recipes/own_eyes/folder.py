@@ -96,7 +96,7 @@ def _write(
             key != EMBEDDING and read_by_policy(key, config["num_hidden_layers"])
         ):
             raise CheckpointError(f"{key} is the policy's; the eyes leave it as it is.")
-        half = tensor.detach().to(torch.float16).contiguous()
+        half = tensor.detach().to("cpu", torch.float16).contiguous()
         stored[key] = torch.cat([stored[key], half]) if key == EMBEDDING else half
     vocabulary = write_words(folder)
     if {len(stored[EMBEDDING]), len(stored[HEAD])} != {vocabulary}:
@@ -108,7 +108,7 @@ def _write(
     save_file(stored, folder / "transformer" / _WEIGHTS, metadata=metadata)
     write_json(folder / "transformer/config.json", {**config, "vocab_size": vocabulary})
     (folder / "vision_encoder").mkdir()
-    halves = {k: v.detach().to(torch.float16).contiguous() for k, v in vision.items()}
+    halves = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in vision.items()}
     save_file(halves, folder / "vision_encoder/model.safetensors", metadata=metadata)
     write_reasoner(folder, VISION)
     weight_map = dict.fromkeys(stored, f"transformer/{_WEIGHTS}")

@@ -9,8 +9,9 @@ import torch
 
 from helpers.cosmos3_oracle import Case, request
 from strands_cosmos3.engine.engine import Cosmos3Engine
+from strands_cosmos3.engine.options import EngineOptions
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA GPU")
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no CUDA GPU")
 
 WAYS = {
     "eager": {},
@@ -49,7 +50,9 @@ def cases(folder):
 
 
 def answers(folder, device, dtype=torch.float32, few=False, **options):
-    engine = Cosmos3Engine.from_pretrained(folder, dtype=dtype, device=device, **options)
+    engine = Cosmos3Engine.from_pretrained(
+        folder, dtype=dtype, device=device, options=EngineOptions(**options)
+    )
     asked = cases(folder)
     try:
         # few: the first twice; each shape compiles anew
@@ -72,6 +75,14 @@ def distance(found, expected):
     return max(float((one - two).abs().max() / two.abs().max()) for one, two in pairs)
 
 
+def test_the_comparison_runs(checkpoints):
+    """Where there is no GPU, too: the CPU's answers are its own."""
+    first, again = (answers(checkpoints["silu"], "cpu", few=True) for _ in range(2))
+    assert distance(first, again) == 0
+    assert distance([{**first[0], "action": -first[0]["action"]}], first[:1]) > 1
+
+
+@on_a_gpu
 @pytest.mark.parametrize("kind", ["silu", "relu2"])
 @pytest.mark.parametrize("way", WAYS)
 def test_the_answers_are_the_cpus(way, kind, checkpoints):
@@ -80,6 +91,7 @@ def test_the_answers_are_the_cpus(way, kind, checkpoints):
     assert distance(found[-1:], found[:1]) < 1e-6, "the first request again, after others"
 
 
+@on_a_gpu
 def test_bfloat16_stays_near(checkpoints):
     folder = checkpoints["silu"]
     assert (
