@@ -13,6 +13,7 @@
     │   ├── ActionSpaceError                     action chunk passed to the wrong decoder
     │   ├── FrameError                           unknown frame, or one that is not rigidly attached
     │   ├── ObservationError                     missing or malformed camera or state key
+    │   │   └── SensorError                      implausible camera view or state
     │   └── WireFormatError                      invalid message, or a value that cannot be sent
     ├── ConfigError (ValueError)                 options that contradict each other or are missing
     ├── ControlError (RuntimeError)              the arm cannot, or must not, execute the motion
@@ -115,6 +116,19 @@ class FrameError(InputError):
 
 class ObservationError(InputError):
     """An observation with a missing or malformed camera or state key."""
+
+
+class SensorError(ObservationError):
+    """Camera views or a measured state that are implausible, where the user does not want to go on
+    with them (``PolicyOptions.on_event``).
+
+    Attributes:
+        final: Whether the episode ends; else the arm holds, and is asked again.
+    """
+
+    def __init__(self, message: str, final: bool = False):
+        super().__init__(message)
+        self.final = final
 
 
 class WireFormatError(InputError):

@@ -25,6 +25,7 @@ BASE = {
     "tables",
     "embodiments",
     "types",
+    "input_monitor",
     "monitors",
     "language",
     "embedded",
@@ -55,7 +56,8 @@ MAY_IMPORT = {
     "episode_summary": set(),
     "snapshots": set(),
     "films": {"checks", "errors", "extras", "resources"},
-    "monitors": {"types"},
+    "input_monitor": {"snapshots", "types"},
+    "monitors": {"errors", "input_monitor", "types"},
     "types": {"checks", "collision", "embodiments", "episode_summary", "errors", "films"},
     # on first use
     "__init__": {

@@ -58,6 +58,12 @@ def test_a_script_prints_its_figures_and_the_machine(script, capsys):
     assert "straight elbows" in said.err
 
 
+def test_the_monitors_are_timed(script, capsys):
+    script("monitors", "--calls", "10")
+    figures = json.loads(capsys.readouterr().out)
+    assert 0 < figures["look_ms"]["p50"] <= figures["look_ms"]["p95"]
+
+
 def test_a_script_says_what_is_wrong_in_one_line(script):
     with pytest.raises(SystemExit, match="no recording at '/nope"):  # Python prints it: 1
         script("tracking", "--episode", "/nope.json")

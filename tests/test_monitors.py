@@ -64,13 +64,14 @@ def test_scores_beyond_the_limit_are_counted_and_the_first_is_warned_of():
             for usual in (0.25, 0.5):  # the limit itself is usual
                 policy.plan(SEEN, "reach")
                 assert policy.last_rollout["darkness"] == usual
-                assert policy.counters == {"dark_pictures": 0}
+                assert policy.counters["dark_pictures"] == 0
         with pytest.warns(DarkWarning, match=r"it is dark \(0\.75\)"):
             policy.plan(SEEN, "reach")
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             policy.plan(SEEN, "reach")
-        assert policy.counters == backend.counters == {"dark_pictures": 2}
+        assert policy.counters == backend.counters
+        assert policy.counters["dark_pictures"] == 2
 
 
 def test_each_item_of_a_batch_is_watched():
@@ -79,7 +80,7 @@ def test_each_item_of_a_batch_is_watched():
         policy.set_robot_state_keys(list(state))
         with pytest.warns(DarkWarning):
             policy.get_actions_batch([state] * 3, "reach")
-        assert policy.counters == {"dark_pictures": 2}
+        assert policy.counters["dark_pictures"] == 2
 
 
 class Follows:
@@ -107,7 +108,7 @@ def test_a_monitor_sees_request_chunk_and_plan():
     assert request is backend.requests[0]
     assert chunk.scores == {"darkness": 0.0, "other": 9.0}
     assert seen is plan
-    assert policy.counters == {"plans": 1}
+    assert policy.counters["plans"] == 1
 
 
 def test_a_server_counts_and_warns_and_its_client_reads_the_scores():
@@ -119,7 +120,7 @@ def test_a_server_counts_and_warns_and_its_client_reads_the_scores():
         with Cosmos3Policy(backend=service) as policy, pytest.warns(DarkWarning):
             policy.plan(SEEN, "reach")
     assert (policy.last_rollout["darkness"], policy.last_rollout["other"]) == (0.75, 9.0)
-    assert backend.counters == {"dark_pictures": 1}
+    assert backend.counters["dark_pictures"] == 1
 
 
 def test_a_server_watches_each_request_of_a_batch():
@@ -129,7 +130,7 @@ def test_a_server_watches_each_request_of_a_batch():
     with pytest.warns(DarkWarning, match=r"0\.75"):
         answers = served.answer(messages)
     assert [answer.outcome for answer in answers] == ["ok"] * 3
-    assert backend.counters == {"dark_pictures": 2}
+    assert backend.counters["dark_pictures"] == 2
 
 
 def test_an_episode_reports_its_own_events():
@@ -166,7 +167,7 @@ def test_a_chunk_that_the_arm_cannot_follow_is_watched_too():
     with Cosmos3Policy(backend=Off(0.75), robot="panda") as policy:
         with pytest.warns(DarkWarning), pytest.raises(Cosmos3Error):
             policy.plan(SEEN, "reach")
-        assert policy.counters == {"dark_pictures": 1}
+        assert policy.counters["dark_pictures"] == 1
 
 
 @pytest.mark.parametrize(

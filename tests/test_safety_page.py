@@ -36,6 +36,7 @@ def missing(tests: set[str]) -> list[str]:
 
 def test_every_promise_of_the_safety_page_has_a_test():
     headers = "guarantee,state,what happens,what you do,promise,what is found,known"
+    headers += ",what is noticed,`on_event`"
     promises = rows(SAFETY, headers)
     assert len(promises) > 50
     assert set(promises) == {promise for promise, _ in HELD}

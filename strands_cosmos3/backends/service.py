@@ -49,8 +49,8 @@ class RemoteBackend(Backend):
 
     @property
     def counters(self) -> Mapping[str, int]:
-        """The connection's events by name, including ``reconnects``."""
-        return self._client.counters
+        """The connection's events by name, including ``reconnects``, and those of its watch."""
+        return {**self._client.counters, **super().counters}
 
     def _answered_by(self, model: object) -> None:
         self.info = replace(self.info, model_sha256=model if isinstance(model, str) else None)

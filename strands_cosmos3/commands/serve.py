@@ -186,6 +186,7 @@ class ServeCommand:
                     self.seed,
                     warm_up_message=_warm_up_message(backend),
                     http=self.http,
+                    on_event=self.policy.on_event,
                 )
                 for backend in backends
             ]

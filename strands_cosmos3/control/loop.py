@@ -39,6 +39,7 @@ from strands_cosmos3.errors import (
     ControlError,
     Cosmos3Error,
     InputError,
+    SensorError,
     ServiceBusyError,
 )
 from strands_cosmos3.snapshots import Restorable
@@ -775,7 +776,8 @@ class ControlLoop(Restorable):
 
     def _failed(self, error: Cosmos3Error, now_s: float, counter: str) -> None:
         """Count a failure and pause before the next request; before the first motion, raise it."""
-        if isinstance(error, ConfigError) or not self._has_moved:
+        final = isinstance(error, SensorError) and error.final
+        if isinstance(error, ConfigError) or final or not self._has_moved:
             raise error
         self.error = error
         pause_s = self.config.retry_s * 2**self._failures

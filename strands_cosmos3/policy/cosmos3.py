@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.checks import F64, instance_of, seed_number, typed
+from strands_cosmos3.checks import F64, instance_of, of_grippers, seed_number, typed
 from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import Embodiment, get_embodiment
 from strands_cosmos3.engine.options import DecodeVideo, Dtype
-from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError
+from strands_cosmos3.errors import ConfigError, Cosmos3Error, InputError, SensorError
+from strands_cosmos3.input_monitor import InputMonitor
 from strands_cosmos3.observe.mapping import (
     RobotMapping,
     only_picture,
@@ -244,6 +245,7 @@ class Cosmos3Policy(Restorable, Policy):
         self.rtc_observed_delay_steps = None
         self.last_rollout = {}
         self.last_chunk = None
+        self._inputs = InputMonitor()
         if self._arm is not None:
             self._arm.reset()
 
@@ -379,6 +381,7 @@ class Cosmos3Policy(Restorable, Policy):
         """Return a copy of what policy, arm and backend remember of the episode."""
         with self._planning:
             parts = {"arm": self._arm and self._arm.snapshot(), "backend": self.backend.snapshot()}
+            parts["inputs"] = self._inputs.snapshot()
             return super().snapshot() | parts
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -388,6 +391,7 @@ class Cosmos3Policy(Restorable, Policy):
             if self._arm is not None:
                 self._arm.restore(state["arm"])
             self.backend.restore(state["backend"])
+            self._inputs.restore(state["inputs"])
 
     def close(self) -> None:
         """Free the backend: its sockets, threads and memory. A closed policy raises an error when
@@ -454,7 +458,12 @@ class Cosmos3Policy(Restorable, Policy):
                 observation_dict, lambda q_rad: float(self._timeline_s[-1 - self._pending(q_rad)])
             )
             pending = self._pending(observation.q_rad)
-            plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
+            try:
+                plan = self.plan(observation, instruction, raw_actions=raw_actions, video=video)
+            except SensorError as error:
+                if error.final or self._arm is None:
+                    raise
+                plan, pending = self._rest(observation), 0
             if self.mode is Mode.FORWARD_DYNAMICS:
                 return []
             return self._next_steps(plan, observation, pending)
@@ -501,6 +510,7 @@ class Cosmos3Policy(Restorable, Policy):
                 if id(given) not in seen:
                     observation = self._observation(given, 0.0)
                     seen[id(given)] = observation, self._request(observation, text)
+                    self._look(*seen[id(given)])
                 # those of the same observation share its picture
                 observation, request = seen[id(given)]
                 request = replace(request, instruction=text or self.prompt, seed=self._seed)
@@ -627,10 +637,23 @@ class Cosmos3Policy(Restorable, Policy):
             request = self._request(
                 observation, instruction, raw_actions, video, action_prefix, caption or ""
             )
+            self._look(observation, request)
             started = time.perf_counter()
             chunk = self.backend.infer(request)
             infer_ms = (time.perf_counter() - started) * 1e3
             return self._solved(request, chunk, observation, infer_ms)
+
+    def _look(self, observation: Observation, request: Request) -> None:
+        if self.mode is Mode.POLICY:  # others are asked of recordings
+            views = observation.images if self.requires_images else None
+            self.backend.watch.look(request, self._inputs, self.options.on_event, views)
+
+    def _rest(self, observation: Observation) -> JointTrajectory:
+        """The plan of an arm that holds for as long as a chunk takes."""
+        rows = self._rows_asked
+        t_s = np.arange(1, rows + 1) / (self.embodiment.fps or 1.0)
+        grippers = of_grippers(np.tile(np.atleast_1d(observation.gripper), (rows, 1)))
+        return JointTrajectory(np.tile(observation.q_rad, (rows, 1)), t_s, grippers)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -653,9 +676,13 @@ class Cosmos3Policy(Restorable, Policy):
         try:
             plan = chunk if arm is None else arm.solve(chunk, observation, error)
         except Cosmos3Error:
-            self.backend.watch.see(request, chunk)
+            self.backend.watch.see(request, chunk, self._inputs)
             raise
-        self.backend.watch.see(request, chunk, plan)
+        self.backend.watch.see(request, chunk, self._inputs, plan)
+        if isinstance(plan, JointTrajectory):
+            self._inputs.follow(plan.q_rad, plan.t_s)
+        elif chunk.action_space.meaning == "joint_position":
+            self._inputs.follow(chunk.action, chunk.row_times_s)
         self.last_chunk = chunk
         video, sound = (
             (chunk.video, chunk.sound) if self._files is None else self._files.write(chunk)

@@ -16,6 +16,7 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.monitors import OnEvent
 from strands_cosmos3.options import (
     MODEL_BACKENDS,
     BackendName,
@@ -120,6 +121,11 @@ class PolicyOptions:
     """Predict the sound of the video too: last_rollout["sound"], and the track of a film. It is
     denoised with the actions, which are then others than without it. For checkpoints that have ears
     (checkpoint inspect), and servers of this package that were started with it.
+    """
+    on_event: OnEvent = "warn"
+    """What follows from implausible inputs (a camera that is dead, frozen, swapped, upside down
+    ..., a state that is stuck or jumps): a warning (warn), an arm that holds until they are right
+    again (hold), or the end of the episode (error). On a real arm use hold; see docs/safety.md.
     """
     rollout_folder: str | Path | None = option(None, hidden=True)
     """Folder of files with what is predicted: last_rollout["video"] and ["sound"] are then paths of

@@ -46,10 +46,13 @@ class Metrics:
 
     about: Mapping[str, str] = field(default_factory=dict[str, str])
     requests: Counter[str] = field(
-        default_factory=lambda: Counter(ok=0, error=0, reset=0, abandoned=0, late=0, refused=0)
+        default_factory=lambda: Counter(
+            ok=0, error=0, reset=0, abandoned=0, late=0, refused=0, held=0
+        )
     )
     """By outcome; abandoned: the client left before the answer; late: it waited too long and was
-    not inferred for; refused: its client would not have waited for the answer.
+    not inferred for; refused: its client would not have waited for the answer; held: its
+    camera views or state were implausible.
     """
     by_class: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     """Requests by class and outcome."""

@@ -24,8 +24,11 @@ from strands_cosmos3.errors import (
     InstructionError,
     NonFiniteError,
     RanksError,
+    SensorError,
     WireFormatError,
 )
+from strands_cosmos3.input_monitor import InputMonitor
+from strands_cosmos3.monitors import OnEvent
 from strands_cosmos3.serving import wire
 from strands_cosmos3.serving.codec import DEFAULT_LIMITS, Limits, decode, encode, peek
 from strands_cosmos3.serving.dialects import served_dialect
@@ -35,6 +38,7 @@ from strands_cosmos3.types import ActionChunk, Request
 logger = logging.getLogger(__name__)
 
 _MAX_SESSIONS = 1024  # of one connection
+_HOLD_S = 0.2  # until implausible inputs may be right again
 _HOME_Q_RAD = (0.0, -np.pi / 5, 0.0, -4 * np.pi / 5, 0.0, 3 * np.pi / 5, 0.0)
 
 
@@ -64,6 +68,7 @@ class Episode:
     # on the monotonic clock; None before the first request
     started_s: float | None = None
     calls: int = 0  # inferences
+    inputs: InputMonitor = field(default_factory=InputMonitor)
 
 
 @dataclass
@@ -126,8 +131,9 @@ class Message:
 @dataclass(frozen=True)
 class Answer:
     """A reply frame, and the outcome: ``ok``, ``reset``, ``refused`` (it would come too late),
-    ``lost`` (of a fleet: who inferred for it is gone), or ``error``, ``late`` and ``moved`` (of a
-    fleet: another kind of model is served by now); after these the connection is closed.
+    ``held`` (its inputs are implausible), ``lost`` (of a fleet: who inferred for it is gone), or
+    ``error``, ``late`` and ``moved`` (of a fleet: another kind of model is served by now); after
+    these the connection is closed.
     """
 
     frame: bytes | str
@@ -186,6 +192,9 @@ class ServedPolicy:
             is one. A backend of another embodiment must be able to answer it, as a checkpoint of
             all domains is.
 
+        on_event: What follows from implausible inputs of an episode: a warning here, or a refusal,
+            after which the connection stays open (``hold``) or not (``error``).
+
     Attributes:
         dialect: The HTTP dialect, or None.
         failures: Inferences that failed by no client's fault since the last that did not.
@@ -203,9 +212,12 @@ class ServedPolicy:
     limits: Limits = DEFAULT_LIMITS
     warm_up_message: Mapping[str, Any] | None = None
     http: HttpDialect | str | None = None
+    on_event: OnEvent = "warn"
     dialect: HttpDialect | None = field(init=False, repr=False)
     failures: int = field(default=0, init=False)
     _embodiment: Embodiment = field(init=False, repr=False)
+    # names that were warned of in requests without an episode
+    _warned: set[str] = field(default_factory=set[str], init=False, repr=False)
 
     def __post_init__(self) -> None:
         self._embodiment = get_embodiment(self.embodiment)
@@ -316,7 +328,10 @@ class ServedPolicy:
             return work(item)
         except Cosmos3Error as error:
             self.failures += isinstance(error, RanksError)
-            return _refusal(error)
+            refusal = _refusal(error)
+            if isinstance(error, SensorError) and not error.final:
+                return replace(refusal, outcome="held", retry_after_s=_HOLD_S)
+            return refusal
         except BaseException as error:
             # a backend may raise anything, and the next request must be served
             self.failures += 1
@@ -330,10 +345,12 @@ class ServedPolicy:
         """The request in a frame, or the answer to one that asks for no inference."""
         session, dialect = message.session, self.dialect
         if dialect is not None and isinstance(message.frame, Mapping):
-            return _PendingInference(
-                dialect.decode_request(message.frame, self._model),
-                Episode(),
-                lambda chunk, _: dialect.encode_reply(chunk),
+            return self._looked_at(
+                _PendingInference(
+                    dialect.decode_request(message.frame, self._model),
+                    Episode(inputs=InputMonitor(self._warned)),
+                    lambda chunk, _: dialect.encode_reply(chunk),
+                )
             )
         if not isinstance(message.frame, bytes):
             raise WireFormatError("a request must be a binary msgpack frame, got text.")
@@ -346,13 +363,19 @@ class ServedPolicy:
         if endpoint == "reset":
             return self._reset(session, name)
         session.bare |= endpoint == "infer" or session.is_vllm
-        return self._pending(content, session)
+        return self._looked_at(self._pending(content, session))
+
+    def _looked_at(self, pending: _PendingInference) -> _PendingInference:
+        """An inference of plausible inputs; SensorError where they are not, and are refused."""
+        self.backend.watch.look(pending.request, pending.episode.inputs, self.on_event)
+        return pending
 
     def _reset(self, session: Session, name: str) -> Answer:
         self.backend.reset(None)
         episode = session.episode(name)
         episode.started_s = None
         episode.calls = 0
+        episode.inputs = InputMonitor()
         reply = wire.reset_reply(session.bare and not session.is_vllm)
         return Answer(reply if isinstance(reply, str) else encode(reply, self.limits), "reset")
 
@@ -384,6 +407,7 @@ class ServedPolicy:
             times_ms = infer_s * 1e3, session.previous_total_ms
             digest = self.backend.model_sha256
             reply = wire.encode_reply(chunk, request, message, times_ms, session.bare, digest)
+            episode.inputs.follow(reply if session.bare else reply["action"], chunk.row_times_s)
             return encode(reply, self.limits)
 
         return _PendingInference(request, episode, encode_reply)
@@ -405,8 +429,8 @@ class ServedPolicy:
             raise BackendError(f"the backend's rows are not sent: {error}") from error
         infer_s = time.monotonic() - started_s
         self.failures = 0
-        for request, chunk in zip(requests, chunks, strict=True):
-            self.backend.watch.see(request, chunk)
+        for item, chunk in zip(pending, chunks, strict=True):
+            self.backend.watch.see(item.request, chunk, item.episode.inputs)
         answers = [
             Answer(item.encode_reply(chunk, infer_s), "ok", infer_s)
             for item, chunk in zip(pending, chunks, strict=True)

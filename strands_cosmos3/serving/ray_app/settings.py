@@ -150,7 +150,10 @@ class FleetSettings:
     def served(self, backend: Any) -> ServedPolicy:
         """Return the policy of a backend. Raises Cosmos3Error if it cannot be served."""
         space = self.policy.action_space
-        return ServedPolicy(backend, self.embodiment, space, self.seed, http=self.http)
+        on_event = self.policy.on_event
+        return ServedPolicy(
+            backend, self.embodiment, space, self.seed, http=self.http, on_event=on_event
+        )
 
 
 def _made_by(place: str, model: str | None) -> Backend:
