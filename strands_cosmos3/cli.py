@@ -47,6 +47,9 @@ Start here:
   strands-cosmos3 doctor                     check this machine
   strands-cosmos3 rollout --video out.mp4    pick up a cube in simulation, filmed
 
+Tab completes commands and flags after `eval "$(strands-cosmos3 --tyro-print-completion bash)"`;
+zsh and tcsh are understood, too.
+
 Exit status: 0 done, 1 a task or check failed, 2 bad usage, 130 ended by Ctrl-C.
 """
 

@@ -133,3 +133,21 @@ def test_a_folder_that_was_deleted_is_one_line(tmp_path, monkeypatch, arguments)
     )
     assert ended.returncode == 1
     assert ended.stderr == "strands-cosmos3: this folder was deleted; change into another one.\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("ro", "rollout"), ("rollout --inst", "--instruction")]
+)
+def test_tab_completes_what_the_help_promises(typed, offered, tmp_path):
+    """In bash itself: the script that the program prints, asked as the Tab key asks."""
+    script = tmp_path / "completion.sh"
+    script.write_text(run(["--tyro-print-completion", "bash"]).stdout)
+    asked = f"""
+source {script}
+COMP_WORDS=(strands-cosmos3 {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+COMP_LINE="strands-cosmos3 {typed}"; COMP_POINT=${{#COMP_LINE}}
+$(complete -p strands-cosmos3 | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+echo "${{COMPREPLY[@]}}"
+"""
+    said = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True)
+    assert offered in said.stdout.split()
