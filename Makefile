@@ -41,7 +41,7 @@ test-peers: $(VENV)/.dev  ## strands-robots 0.5.3, openpi 0.1 and franky 2.0, ea
 test-peer-sources: $(VENV)/.dev  ## RoboLab's, Arena's and NVIDIA's: ROBOLAB=, COSMOS_FRAMEWORK=, ISAACLAB_ARENA=CHECKOUT; RECORD=1 writes transcripts
 	$(BIN)/python -m pytest -m peers -rs tests/serving/test_peer_sources.py tests/engine/test_framework_sources.py
 
-test-slow: $(VENV)/.dev chromium  ## the slow checks: hundreds of episodes, millions of samples
+test-slow: $(VENV)/.docs chromium  ## the slow checks: hundreds of episodes, millions of samples
 	$(BIN)/python -m pytest -m slow
 
 test-recipes: $(VENV)/.dev  ## the recipes of the policies, in tiny forms: nightly
