@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -50,7 +51,7 @@ class RemoteBackend(Backend):
     @property
     def counters(self) -> Mapping[str, int]:
         """The connection's events by name, including ``reconnects``, and those of its watch."""
-        return {**self._client.counters, **super().counters}
+        return Counter({**self._client.counters, **super().counters})
 
     def _answered_by(self, model: object) -> None:
         self.info = replace(self.info, model_sha256=model if isinstance(model, str) else None)
