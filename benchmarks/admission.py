@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from websockets.asyncio.client import connect
@@ -22,6 +22,7 @@ from websockets.asyncio.client import connect
 import report
 from service import NoOpBackend, process
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment
+from strands_cosmos3.observe.views import resize
 from strands_cosmos3.robots.panda import HOME_Q
 from strands_cosmos3.serving.codec import decode, encode
 from strands_cosmos3.serving.served import ServedPolicy
@@ -29,6 +30,7 @@ from strands_cosmos3.serving.server import PolicyServer, ServerConfig
 from strands_cosmos3.serving.wire import PRIORITY_HEADER, ROBOLAB, encode_request
 from strands_cosmos3.types import ActionChunk, Request
 
+Pictures = Literal["none", "letterboxed", "raw", "jpeg"]
 _PERIOD_S = 0.1
 _HOPELESS = 40
 
@@ -38,7 +40,7 @@ def run(
     inference_ms: float = 50.0,
     seconds: float = 15.0,
     rounds: int = 2,
-    pictures: bool = False,
+    pictures: Pictures = "none",
 ) -> dict[str, Any]:
     """Measure one client alone, beside ``bulk`` others of its own class, and beside as many of the
     class ``bulk``, in turn.
@@ -48,8 +50,8 @@ def run(
         inference_ms: What an inference takes.
         seconds: Duration of each part.
         rounds: In which the parts take turns.
-        pictures: Whether requests have three views of 180 x 320, which are sent with 2 MB, and the
-            backend reads them.
+        pictures: How requests send three views of 180 x 320, which the backend reads: letterboxed
+            (2 MB), or as they were seen, raw (.5 MB) or as JPEG (.1 MB).
     """
     frame = request_frame(pictures=pictures)
     parts: dict[str, tuple[int, str]] = {
@@ -89,14 +91,19 @@ def _figures(waits_s: Sequence[float]) -> dict[str, float]:
     return {"p50": p50, "p99": p99, "max": most, "requests": len(waits_s)}
 
 
-def request_frame(wait_s: float = np.inf, pictures: bool = False) -> bytes:
-    """A request as our client sends it."""
+def request_frame(wait_s: float = np.inf, pictures: Pictures = "none") -> bytes:
+    """A request as our client sends it; its pictures are soft, as a camera's are."""
     droid = get_embodiment("droid")
     rng = np.random.default_rng(0)
-    views = {view: rng.integers(0, 255, (180, 320, 3), np.uint8) for view in DROID_RIG.views}
-    space, images = droid.action_space("joint_pos"), views if pictures else {}
+    coarse = rng.integers(0, 255, (len(DROID_RIG.views), 6, 8, 3), np.uint8)
+    views = {
+        view: np.clip(resize(picture, (180, 320), "bicubic"), 0, 255).astype(np.uint8)
+        for view, picture in zip(DROID_RIG.views, coarse, strict=True)
+    }
+    space, images = droid.action_space("joint_pos"), {} if pictures == "none" else views
     request = Request(droid, space, "pick up the cube", 32, HOME_Q, 1.0, images=images)
-    return encode(encode_request(request, ROBOLAB, "", 1, wait_s=wait_s))
+    agreed = pictures if pictures in ("raw", "jpeg") else None
+    return encode(encode_request(request, ROBOLAB, "", 1, wait_s=wait_s, pictures=agreed))
 
 
 def _connected(port: int, priority: str) -> connect:
@@ -152,7 +159,7 @@ async def _measure(
 
 
 async def _hopeless(
-    pool: Executor, port: int, pictures: bool, others: int, wait_s: float
+    pool: Executor, port: int, pictures: Pictures, others: int, wait_s: float
 ) -> list[float]:
     """How long requests wait for their refusal that can wait for less than an inference."""
     often = request_frame(pictures=pictures)
@@ -176,9 +183,9 @@ async def _hopeless(
 class SleepingBackend(NoOpBackend):
     """Takes as long for several requests as for one."""
 
-    def __init__(self, inference_s: float, pictures: bool = False):
+    def __init__(self, inference_s: float, pictures: Pictures = "none"):
         self._inference_s = inference_s
-        self.info = replace(self.info, requires_images=pictures)
+        self.info = replace(self.info, requires_images=pictures != "none")
 
     def infer(self, request: Request) -> ActionChunk:
         return self.infer_batch([request])[0]
@@ -188,7 +195,7 @@ class SleepingBackend(NoOpBackend):
         return [super(SleepingBackend, self).infer(request) for request in requests]
 
 
-def _serve(pipe: Any, inference_s: float, pictures: bool) -> None:
+def _serve(pipe: Any, inference_s: float, pictures: Pictures) -> None:
     policy = ServedPolicy(SleepingBackend(inference_s, pictures))
     PolicyServer(policy, ServerConfig(port=0)).run(ready=lambda server: pipe.send(server.port))
 

@@ -107,7 +107,7 @@ class Backend(ABC):
 
     def compose(self, views: Mapping[str, Any], rig: CameraRig) -> NDArray[np.uint8]:
         """Return the picture that the model is shown, [H, W, 3] uint8, composed of a rig's
-        views.
+        views. A server calls it while :meth:`infer` runs on another thread.
         """
         return compose(views, rig)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from strands_cosmos3.serving.admission import Client
 from strands_cosmos3.serving.metrics import Metrics
-from strands_cosmos3.serving.served import Answer, Message, ServedPolicy
+from strands_cosmos3.serving.served import Answer, Message, ReadMessage, ServedPolicy
 from strands_cosmos3.serving.worker import Workers
 
 SOONEST_S = 0.01
@@ -24,6 +24,10 @@ SOONEST_S = 0.01
 class InferenceQueue:
     """The queue before a policy, or before replicas of it with a backend each, which answer
     requests at the same time on threads of their own.
+
+    A message is read, and its pictures are composed, from its arrival on, in the order of turns,
+    by as many further threads. It keeps its place among those that wait for an inference meanwhile;
+    whoever infers for it waits for the rest.
 
     Args:
         policies: The policies; each warms up at once.
@@ -51,6 +55,13 @@ class InferenceQueue:
             max_batch,
             lambda answer: answer.outcome == "ok",
         )
+        self._readers: Workers[ServedPolicy, Message, ReadMessage] = Workers(
+            policies,
+            lambda policy: None,
+            lambda policy, messages: [policy.read(message) for message in messages],
+            most=1,
+            name="reading",
+        )
         self.started = self._workers.started
 
     def busy_s(self) -> list[float]:
@@ -61,6 +72,7 @@ class InferenceQueue:
     def close(self, timeout_s: float) -> None:
         """End the threads after the queued requests; wait for at most ``timeout_s``."""
         self._workers.close(timeout_s)
+        self._readers.close(timeout_s)
 
     def _answers(self, policy: ServedPolicy, messages: list[Message]) -> list[Answer]:
         """The answers to messages that are inferred for together; those that waited too long are
@@ -100,7 +112,7 @@ class InferenceQueue:
             with suppress(RuntimeError):  # the loop is closed: an inference outlived the server
                 loop.call_soon_threadsafe(self._end_flight)
 
-        jobs = [] if refusal else [self._workers.submit(client, message) for message in messages]
+        jobs = [] if refusal else [self._submit(client, message) for message in messages]
         self._metrics.in_flight += len(jobs)
         try:
             answers = await asyncio.gather(*(_unless_left(left, job, until_s) for job in jobs))
@@ -115,6 +127,13 @@ class InferenceQueue:
         finally:
             for job in jobs:
                 job.add_done_callback(landed)
+
+    def _submit(self, client: Client, message: Message) -> Future[Answer]:
+        """Have a message read and answered; if the answer is cancelled, it is not read either."""
+        reading = self._readers.submit(client, message)
+        job = self._workers.submit(client, replace(message, reading=reading))
+        job.add_done_callback(lambda _: reading.cancel())
+        return job
 
     def _refusal(self, client: Client, count: int, until_s: float) -> Answer | None:
         """The refusal of so many messages of a client, which does not wait longer than until a time

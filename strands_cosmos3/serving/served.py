@@ -7,6 +7,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
@@ -126,6 +127,8 @@ class Message:
     frame: bytes | str | Mapping[str, Any]
     session: Session
     arrived_s: float
+    # what :meth:`ServedPolicy.read` makes of it, if that was begun on another thread
+    reading: Future[ReadMessage] | None = None
 
 
 @dataclass(frozen=True)
@@ -165,6 +168,16 @@ class _PendingInference:
     encode_reply: Callable[[ActionChunk, float], bytes | str]
 
 
+@dataclass(frozen=True, eq=False)
+class _PendingReset:
+    """A request for a new episode of a session."""
+
+    session: Session
+    name: str
+
+
+ReadMessage = _PendingInference | _PendingReset | Answer
+"""What a message asks for, or the answer that says why it cannot be read."""
 Item = TypeVar("Item")
 Done = TypeVar("Done")
 
@@ -177,7 +190,8 @@ def _refusal(error: Cosmos3Error) -> Answer:
 
 @dataclass
 class ServedPolicy:
-    """Answers wire messages with a backend. Its methods run on one thread.
+    """Answers wire messages with a backend. Its methods run on one thread, except for
+    :meth:`read`.
 
     Args:
         backend: The backend. It must not need privileged state, which never leaves the simulator's
@@ -303,11 +317,26 @@ class ServedPolicy:
         Never raises: an error becomes a line of text; its traceback is logged here only. One
         message's error is not another's.
         """
-        prepared = [self._caught(self._prepare, message) for message in messages]
+        read = [
+            self.read(message) if message.reading is None else message.reading.result()
+            for message in messages
+        ]
+        prepared = [
+            self._caught(self._reset, item) if isinstance(item, _PendingReset) else item
+            for item in read
+        ]
         answers = iter(
             self._infer_all([item for item in prepared if isinstance(item, _PendingInference)])
         )
         return [item if isinstance(item, Answer) else next(answers) for item in prepared]
+
+    def read(self, message: Message) -> ReadMessage:
+        """Return what a message asks for, its pictures composed; never raises, as :meth:`answer`.
+
+        Any thread may call it, while others infer: of the backend it uses ``info`` and ``compose``.
+        The messages of one session come one after the other.
+        """
+        return self._caught(self._read, message)
 
     def _infer_all(self, pending: Sequence[_PendingInference]) -> list[Answer]:
         if len(pending) > 1:
@@ -341,8 +370,7 @@ class ServedPolicy:
                 "error",
             )
 
-    def _prepare(self, message: Message) -> _PendingInference | Answer:
-        """The request in a frame, or the answer to one that asks for no inference."""
+    def _read(self, message: Message) -> _PendingInference | _PendingReset:
         session, dialect = message.session, self.dialect
         if dialect is not None and isinstance(message.frame, Mapping):
             return self._looked_at(
@@ -361,7 +389,7 @@ class ServedPolicy:
         name = wire.session_of(content)
         endpoint = content.get(wire.ENDPOINT)
         if endpoint == "reset":
-            return self._reset(session, name)
+            return _PendingReset(session, name)
         session.bare |= endpoint == "infer" or session.is_vllm
         return self._looked_at(self._pending(content, session))
 
@@ -370,9 +398,10 @@ class ServedPolicy:
         self.backend.watch.look(pending.request, pending.episode.inputs, self.on_event)
         return pending
 
-    def _reset(self, session: Session, name: str) -> Answer:
+    def _reset(self, reset: _PendingReset) -> Answer:
         self.backend.reset(None)
-        episode = session.episode(name)
+        session = reset.session
+        episode = session.episode(reset.name)
         episode.started_s = None
         episode.calls = 0
         episode.inputs = InputMonitor()

@@ -29,6 +29,7 @@ class Workers(Generic[Tool, Job, Result]):
         work: Does jobs with a tool, and returns their results in order.
         most: How many jobs a thread takes at a time, of those that wait.
         inferred: Whether a result took an inference, whose duration is remembered.
+        name: Of the threads.
 
     Attributes:
         started: The outcomes of ``first``.
@@ -42,6 +43,7 @@ class Workers(Generic[Tool, Job, Result]):
         work: Callable[[Tool, list[Job]], list[Result]],
         most: int,
         inferred: Callable[[Result], bool] = lambda result: True,
+        name: str = "inference",
     ):
         self.busy_since: list[float | None] = [None] * len(tools)
         self.started: list[Future[Any]] = [Future() for _ in tools]
@@ -59,7 +61,7 @@ class Workers(Generic[Tool, Job, Result]):
         self._sizes = [0] * len(tools)  # how many jobs each thread took last
         self._threads = [
             threading.Thread(
-                target=self._run, args=(number, tool), name=f"inference-{number}", daemon=True
+                target=self._run, args=(number, tool), name=f"{name}-{number}", daemon=True
             )
             for number, tool in enumerate(tools)
         ]

@@ -45,6 +45,17 @@ def test_halved_views_are_resampled_bilinearly_to_the_bit():
         np.testing.assert_array_equal(made[360:, left : left + 320], expected)
 
 
+@pytest.mark.parametrize("hw", [(180, 320), (1, 1), (1, 5), (3, 2)])
+def test_doubled_views_are_resampled_bilinearly_to_the_bit(hw):
+    given = np.random.default_rng(1).integers(0, 256, (*hw, 3), dtype=np.uint8)
+    twice = 2 * hw[0], 2 * hw[1]
+    expected = np.floor(resize(given, twice, "bilinear") + 0.5)
+    np.testing.assert_array_equal(letterbox(given, twice), expected)
+    higher = letterbox(given, (twice[0] + 2, twice[1]))
+    np.testing.assert_array_equal(higher[1:-1], expected)
+    assert not higher[[0, -1]].any()
+
+
 def test_composite_tells_left_from_right_and_what_is_missing():
     flat = {
         name: np.full((90, 160, 3), v, np.uint8)
