@@ -107,13 +107,13 @@ doctor: $(VENV)/.sim
 INSTALL_LOCKED = $(BIN)/python -m pip install --require-hashes --requirement $(LOCK) \
   && $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 
-# make rollout needs the simulation and the engine (constraints.txt says how to get torch's CPU build); tests the whole set.
+# make rollout needs the simulation and ONNX Runtime; tests the whole set (constraints.txt says how to get torch's CPU build).
 $(VENV)/.sim: pyproject.toml constraints.txt | system
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "strands-cosmos3 needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(if $(LOCK),,$(BIN)/python -m pip install --quiet --upgrade pip)
-	@echo "installing into $(VENV): MuJoCo, PyTorch and others; a few minutes on the first run"
-	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,engine]')
+	@echo "installing into $(VENV): MuJoCo, ONNX Runtime and others; a minute on the first run"
+	$(if $(LOCK),$(INSTALL_LOCKED),$(BIN)/python -m pip install --constraint constraints.txt --editable '.[sim,onnx]')
 	@touch $@
 
 # LIBERO's robosuite limits MuJoCo and others, so it has an environment of its own.

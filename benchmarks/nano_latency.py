@@ -35,6 +35,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.engine.formats.layout import Layout
+from strands_cosmos3.engine.loading import load_transformer
 from strands_cosmos3.engine.options import TEXT_CACHE_BYTES, EngineOptions, Quantize
 from strands_cosmos3.engine.parallel_context import SingleProcess
 from strands_cosmos3.engine.quantised import Quantization
@@ -42,7 +43,7 @@ from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.errors import ConfigError
 
@@ -110,7 +111,8 @@ def build(
     quantization = Quantization.of(config, None, options)
     if quantization is not None:
         quantization.require_kernels({}, device, dtype)
-    transformer = checkpoint.load_transformer(
+    transformer = load_transformer(
+        checkpoint,
         device,
         dtype,
         torch.device("cpu") if options.offload_text else None,

@@ -325,7 +325,10 @@ def typed_fields(instance: Any) -> None:
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
-    if type(value) is kind or (isinstance(kind, types.UnionType) and type(value) in kind.__args__):
+    kinds = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+    if type(value) in kinds or any(
+        isinstance(each, ArrayKind) and isinstance(value, each) for each in kinds
+    ):
         return
     # most imports of this package check nothing, and it takes a tenth of a second
     from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
@@ -344,6 +347,10 @@ def require_type(value: object, kind: Any, name: str) -> None:
         raise InputError(
             f"{name} must be {noun}, got {type(value).__name__} ({value!r:.80})."
         ) from None
+
+
+class ArrayKind(type):
+    """Metaclass of a type of arrays, which knows its instances without a look at their elements."""
 
 
 class _NumberType(type):

@@ -35,6 +35,7 @@ COMMANDS = {
     "rl": "RLCommand",
     "robot": "RobotModels",
     "checkpoint": "Checkpoint",
+    "export": "ExportCommand",
     "doctor": "Doctor",
 }
 """Subcommand, which is the name of its module in ``commands``, -> class."""

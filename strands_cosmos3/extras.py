@@ -35,6 +35,7 @@ EXTRAS = from_tables(Extra, read_toml(Path(__file__).with_suffix(".toml")))
 """Extras by name."""
 OF_BACKEND = {
     "native": ("engine",),
+    "onnx": ("onnx",),
     "distributed": ("engine",),
     "diffusers": ("engine", "diffusers"),
     "service": ("serve",),

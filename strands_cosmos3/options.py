@@ -13,12 +13,16 @@ from typing import Any, Literal, TypeVar, get_args
 from strands_cosmos3.errors import ConfigError
 
 _T = TypeVar("_T")
-BackendName = Literal["scripted", "replay", "native", "distributed", "diffusers", "service"]
+BackendName = Literal["scripted", "replay", "native", "onnx", "distributed", "diffusers", "service"]
 BACKENDS: tuple[str, ...] = get_args(BackendName)
-MODEL_BACKENDS = ("native", "distributed", "diffusers")
+MODEL_BACKENDS = ("native", "onnx", "distributed", "diffusers")
 """The backends that run a checkpoint."""
+TORCH_BACKENDS = ("native", "distributed", "diffusers")
+"""Those of them that run it with torch."""
 ENGINE_BACKENDS = ("native", "distributed")
-"""Those of them that run it with this package's engine."""
+"""Those that run it with this package's engine in torch."""
+SAMPLER_BACKENDS = ("native", "onnx", "distributed")
+"""Those that sample with this package's engine, whatever runs the networks."""
 
 
 def option(
@@ -123,6 +127,12 @@ def _replaced(options: Any, values: Mapping[tuple[str, ...], Any]) -> Any:
         inner = {path[1:]: value for path, value in values.items() if path[0] == section}
         changes[section] = _replaced(getattr(options, section), inner)
     return replace(options, **changes)
+
+
+def heeds(backend: str, options: Any) -> bool:
+    """Whether a backend heeds every option that is set."""
+    owners = (options_of(type(options))[name].backends for name in changed_options(options))
+    return all(not each or backend in each for each in owners)
 
 
 def require_heeded(backend: str | None, options: Any, flags: bool = False) -> None:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.demos import Demos
 from recipes.table_policy.vae_trainer import encoder_of
-from strands_cosmos3.engine.vae import frame_scale
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.latents import frame_scale
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.training.windows import ROWS, cached_latents, to_pixels
 
 BLOCK = 4

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from recipes.table_policy.windows import ClipWindows
 from recipes.vae_training import colour_weight, latent_moments, psnr
+from strands_cosmos3.engine.latents import frame_scale
 from strands_cosmos3.engine.sequence import (
     ACTION,
     VISION,
@@ -26,8 +27,7 @@ from strands_cosmos3.engine.sequence import (
     patchify,
     unpatchify,
 )
-from strands_cosmos3.engine.vae import frame_scale
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.training.flow import TrainedPolicy, read_prompts, velocity
 from strands_cosmos3.training.loop import LossMetrics
 from strands_cosmos3.training.matching import FlowConfig, add_noise, discretize_timestep

@@ -29,8 +29,9 @@ from recipes.vae_training import (
     train_only,
     weighted_error,
 )
-from strands_cosmos3.engine.vae import frame_scale
-from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
+from strands_cosmos3.engine.latents import frame_scale
+from strands_cosmos3.engine.wan import WanAutoencoder
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.resources import load_json, write_json, write_whole
 from strands_cosmos3.training.loop import Loop, LossMetrics, Metrics, TrainLoopConfig
 from strands_cosmos3.training.precision import lower_precision

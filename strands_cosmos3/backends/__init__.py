@@ -17,6 +17,7 @@ _MAKERS = {
     "replay": "strands_cosmos3.backends.replay:replay_backend",
     "service": "strands_cosmos3.backends.service:service_backend",
     "native": "strands_cosmos3.backends.native:NativeBackend",
+    "onnx": "strands_cosmos3.backends.onnx:OnnxBackend",
     "distributed": "strands_cosmos3.backends.distributed:DistributedBackend",
     "diffusers": "strands_cosmos3.backends.diffusers:DiffusersBackend",
 }

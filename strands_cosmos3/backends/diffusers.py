@@ -19,7 +19,8 @@ import torch
 from PIL import Image
 
 from strands_cosmos3.backends.base import Backend, BackendInfo
-from strands_cosmos3.backends.model_input import ModelInput, as_path, resolve_device
+from strands_cosmos3.backends.devices import resolve_device
+from strands_cosmos3.backends.model_input import ModelInput, as_path
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate
 from strands_cosmos3.engine.preflight import choose_dtype

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import torch
 
-from strands_cosmos3.backends.model_input import as_path, resolve_device
-from strands_cosmos3.backends.native import EngineBackend
+from strands_cosmos3.backends.devices import resolve_device
+from strands_cosmos3.backends.engine_backend import EngineBackend
+from strands_cosmos3.backends.model_input import as_path
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.config import RankOptions

@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.actions.decode import encode_pose_delta
 from strands_cosmos3.backends.options import BackendOptions
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import CameraRig, Sampling
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views
-from strands_cosmos3.engine.options import EngineOptions
-from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.processor import DEFAULT_TIER, Clip, Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.types import Mode, Request
-
-
-def resolve_device(options: EngineOptions) -> torch.device:
-    """Return the device: CUDA if torch sees a GPU, else the CPU; the option wins."""
-    return torch_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class ModelInput:
@@ -38,13 +32,20 @@ class ModelInput:
     Args:
         checkpoint: Source of tokenizer, prompt format and presets.
         options: Options that override them.
+        processing: Further arguments of its processors.
 
     Raises:
         StatisticsError: The checkpoint's own statistics cannot be read.
     """
 
-    def __init__(self, checkpoint: Checkpoint, options: BackendOptions):
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        options: BackendOptions,
+        processing: Mapping[str, Any] = MappingProxyType({}),
+    ):
         self._checkpoint = checkpoint
+        self._processing = processing
         self._options = options
         self._sampling = options.sampling
         self._stats = checkpoint.action_stats()
@@ -198,21 +199,24 @@ class ModelInput:
             perceived = engine.decode_video or engine.decode_sound
             if frames is None and perceived and not self._checkpoint.future_from_actions:
                 frames = max(self._checkpoint.policy_frames, default=None)
+            options: dict[str, Any] = {**self._sampling.of_processor, "policy_frames": frames}
             self._processors[key] = Cosmos3PolicyProcessor.for_checkpoint(
                 self._checkpoint,
                 domain_name=request.embodiment.name,
                 action_space=request.action_space.name,
                 action_chunk_size=request.n_rows,
-                **{**self._sampling.of_processor, "policy_frames": frames},
+                **{**options, **self._processing},
             )
         return self._processors[key]
 
 
-def as_pictures(pixels: torch.Tensor) -> NDArray[np.uint8]:
+def as_pictures(pixels: Array) -> NDArray[np.uint8]:
     """[F, H, W, 3] uint8 of pixels [1, 3, F, H, W] in [0, 1]."""
-    levels = (pixels[0].permute(1, 2, 3, 0) * 255).round_()
-    # torch converts floats to bytes more slowly than by way of int16
-    return levels.to(torch.int16).to(torch.uint8).cpu().numpy()
+    if not isinstance(pixels, np.ndarray):
+        levels = (pixels[0].permute(1, 2, 3, 0) * 255).round_()
+        # torch converts floats to bytes more slowly than by way of int16
+        return levels.short().byte().cpu().numpy()
+    return np.rint(pixels[0].transpose(1, 2, 3, 0) * np.float32(255)).astype(np.uint8)
 
 
 def as_path(model: Any, backend: str) -> str | Path:

@@ -9,7 +9,7 @@ from strands_cosmos3.checks import known_name, typed_fields
 from strands_cosmos3.embodiments import Sampling
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.observe.views import Composition
-from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, section
+from strands_cosmos3.options import MODEL_BACKENDS, SAMPLER_BACKENDS, option, section
 from strands_cosmos3.parallel.config import ParallelConfig
 
 ViewPointName = Literal[
@@ -41,7 +41,7 @@ class SamplingOptions(Sampling):
         InputError: A value is out of range or has another type.
     """
 
-    policy_frames: int | None = option(None, *ENGINE_BACKENDS)
+    policy_frames: int | None = option(None, *SAMPLER_BACKENDS)
     """Video frames that a policy denoises; 1 is actions only, several times faster, for checkpoints
     that were trained so. None: the checkpoint's first number, or its largest if the predicted video
     is decoded or its sound is (still the first if the checkpoint predicts videos from actions).
@@ -50,7 +50,7 @@ class SamplingOptions(Sampling):
     """Resolution tier: 256, 480, 704 or 720 (128 for this project's small checkpoints)."""
     prompt_format: Literal["plain", "json"] | None = option(None, *MODEL_BACKENDS)
     """Format of the caption. Sources disagree for Nano-Policy-DROID (docs/wire.md)."""
-    composition: Composition | None = option(None, *ENGINE_BACKENDS)
+    composition: Composition | None = option(None, *SAMPLER_BACKENDS)
     """How three views become one picture: stretched, as by NVIDIA's policy server (framework), or
     letterboxed.
     """
@@ -61,7 +61,7 @@ class SamplingOptions(Sampling):
     fps: float | None = option(None, *MODEL_BACKENDS)
     """Rows and frames a second."""
     use_karras_sigmas: Literal["true", "false", "checkpoint"] | None = option(
-        None, *ENGINE_BACKENDS
+        None, *SAMPLER_BACKENDS
     )
     """Karras' noise levels, the native flow schedule, or what the checkpoint's scheduler says.
     Default: the native one.

@@ -60,7 +60,7 @@ class AskCommand:
             require_extras("--json", ("ask",))
         for path in (*self.image, *self.video):
             require_file(path, ResourceNotFoundError, hint="Name a picture or film.")
-        from strands_cosmos3.backends.model_input import resolve_device
+        from strands_cosmos3.backends.devices import resolve_device
         from strands_cosmos3.reasoner.reasoner import Reasoner
 
         chosen = EngineOptions(device=self.device, dtype=self.dtype)

@@ -22,7 +22,8 @@ from strands_cosmos3 import __version__
 from strands_cosmos3.commands.files import require_writable
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import Cosmos3Error, MissingDependencyError
-from strands_cosmos3.extras import EXTRAS, needed_by, pip_command
+from strands_cosmos3.extras import EXTRAS, OF_BACKEND, needed_by, pip_command
+from strands_cosmos3.policy.options import PolicyOptions
 from strands_cosmos3.resources import load_json, write_json
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
@@ -228,8 +229,13 @@ def _hub_cache() -> str | tuple[str, str]:
     return f"{HF_HUB_CACHE}: {', '.join(models)}"
 
 
-def _bundled() -> str:
-    return load_json(embedded_checkpoint() / "checkpoint.json")["strands_cosmos3"]["label"]
+def _bundled() -> str | tuple[str, str]:
+    label = load_json(embedded_checkpoint() / "checkpoint.json")["strands_cosmos3"]["label"]
+    engine = PolicyOptions().bundled_backend
+    if any(EXTRAS[extra].absent for extra in OF_BACKEND[engine]):
+        return "nothing that runs it is installed", pip_command(["onnx"])
+    package = {"onnx": "onnxruntime", "native": "torch"}[engine]
+    return f"{label}; backend {engine} runs it ({package} {version(package)})"
 
 
 def _menagerie() -> tuple[str, str]:
@@ -241,7 +247,7 @@ def _menagerie() -> tuple[str, str]:
     return f"not in {cache}", "only load_model('menagerie') needs it, and downloads it from GitHub"
 
 
-_OF_A_CHECKPOINT = ("torch", "embedded policy")
+_OF_A_CHECKPOINT = ("embedded policy",)
 """Checks of what a rollout without ``--backend`` needs in addition."""
 # name, whether a rollout needs it, check
 _CHECKS: tuple[tuple[str, bool, _Check], ...] = (
@@ -255,7 +261,10 @@ _CHECKS: tuple[tuple[str, bool, _Check], ...] = (
     ("films", True, _film),
     ("plots", False, _package("matplotlib")),
     ("policy wire", False, _wire),
-    *((name, False, _package(name)) for name in ("ray", "viser", "pyarrow", "peft", "torch")),
+    *(
+        (name, False, _package(name))
+        for name in ("ray", "viser", "pyarrow", "peft", "onnxruntime", "torch")
+    ),
     ("display", False, _display),
     ("embedded policy", False, _bundled),
     ("GPUs", False, _gpus),

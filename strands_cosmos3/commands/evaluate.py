@@ -164,7 +164,8 @@ class EvaluateCommand:
     @property
     def extras(self) -> tuple[str, ...]:
         """Extras of the package that it needs."""
-        backend = self.policy.backend or ("native" if self.policy.policy is None else "python")
+        given = {"policy": self.policy.policy, "model": self.policy.model}
+        backend = self.policy.backend or _default_backend(given)
         return ("sim", *OF_BACKEND.get(backend, ()), "scale", *of_world(self.world))
 
     def run(self) -> int:
@@ -211,8 +212,8 @@ class EvaluateCommand:
 
 def _choose_checkpoint(options: dict[str, Any]) -> None:
     """Choose the bundled checkpoint if no other is named."""
-    options.setdefault("backend", "native" if options.get("policy") is None else "python")
-    if options["backend"] != "native" or options.get("model") is not None:
+    options.setdefault("backend", _default_backend(options))
+    if options["backend"] not in ("native", "onnx") or options.get("model") is not None:
         return
     from strands_cosmos3.robots.catalogue import get_robot
     from strands_cosmos3.worlds.world import get_world
@@ -226,6 +227,16 @@ def _choose_checkpoint(options: dict[str, Any]) -> None:
     for task in tasks.split(",") if isinstance(tasks, str) else tasks:
         checkpoint = embedded_checkpoint(embodiment, robot.name, str(task).strip(), world)
         options["model"] = str(checkpoint)
+
+
+def _default_backend(options: dict[str, Any]) -> str:
+    """The backend where none is named. What the bundled policy's graphs cannot do, is native's."""
+    if options.get("policy") is not None:
+        return "python"
+    chosen = {name: value for name, value in options.items() if name in POLICY_OPTIONS}
+    if options.get("model") is not None or {"clips", "num_gpus", "total_shard"} & options.keys():
+        return "native"
+    return with_options(PolicySettings(), chosen).bundled_backend
 
 
 @contextmanager

@@ -247,7 +247,7 @@ class InferCommand:
 
     def _engine(self, decode: bool, console: Console) -> Any:
         with needed_by("infer"):
-            from strands_cosmos3.backends.model_input import resolve_device
+            from strands_cosmos3.backends.devices import resolve_device
             from strands_cosmos3.engine.engine import Cosmos3Engine
         policy = self.policy
         checkpoint = policy.model or embedded_checkpoint()

@@ -31,8 +31,8 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.extras import OF_BACKEND, of_world
 from strands_cosmos3.options import (
-    ENGINE_BACKENDS,
     MODEL_BACKENDS,
+    SAMPLER_BACKENDS,
     option,
     require_heeded,
     section,
@@ -217,11 +217,11 @@ class RolloutCommand:
 
     The arm has real dynamics, and the loop is closed: each inference sees what the arm did.
 
-    native runs a Cosmos 3 checkpoint on the camera images; without --model it is the bundled
-    policy, which can reach, pick and place on this table. scripted is an expert that reads the
-    simulator's state, can do every task and returns the model's action rows. replay follows a
-    recorded end-effector trajectory. service calls a policy server. Ctrl-C brings the arm to rest
-    and keeps all files; a second one stops at once.
+    native runs a Cosmos 3 checkpoint on the camera images, and onnx one that was exported; without
+    --model it is the bundled policy, which can reach, pick and place on this table. scripted is an
+    expert that reads the simulator's state, can do every task and returns the model's action rows.
+    replay follows a recorded end-effector trajectory. service calls a policy server. Ctrl-C brings
+    the arm to rest and keeps all files; a second one stops at once.
     """
 
     world: str = "table"
@@ -326,7 +326,7 @@ class RolloutCommand:
 
     @property
     def _backend(self) -> str:
-        default = "native" if self.trajectory is None else "replay"
+        default = self.policy.bundled_backend if self.trajectory is None else "replay"
         return self.policy.backend_with(self.policy.model, default)
 
     def _seeds(self) -> Iterable[int]:
@@ -403,7 +403,7 @@ class RolloutCommand:
         require_heeded(self._backend, self, flags=True)
         if self.task is not None:
             self._world.task(self.task, self._robot)
-        if self._backend in ENGINE_BACKENDS and self.policy.model is None:
+        if self._backend in SAMPLER_BACKENDS and self.policy.model is None:
             domain = self._world.embodiment(self._robot)
             robot = get_robot(self._robot).name
             embedded_checkpoint(domain, robot, self.task, self._world.name)

@@ -21,7 +21,14 @@ from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
 from strands_cosmos3.extras import OF_BACKEND, needed_by, pip_command
-from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option, require_heeded, section
+from strands_cosmos3.options import (
+    ENGINE_BACKENDS,
+    MODEL_BACKENDS,
+    SAMPLER_BACKENDS,
+    option,
+    require_heeded,
+    section,
+)
 from strands_cosmos3.parallel.launched import told
 from strands_cosmos3.parallel.rank import exit_rank
 from strands_cosmos3.policy.options import PolicyOptions
@@ -40,7 +47,7 @@ _OF_FLEETS: Mapping[str, str] = dict.fromkeys(
 class ServedOptions(PolicyOptions):
     """The policy that is served."""
 
-    backend: Literal["native", "distributed", "diffusers", "replay"] | None = None
+    backend: Literal["native", "onnx", "distributed", "diffusers", "replay"] | None = None
     """Where inference runs. None: replay with --trajectory, distributed where degrees of
     parallelism are given, else native.
     """
@@ -262,7 +269,7 @@ class ServeCommand:
             )
         require_heeded(name, self, flags=True)
         model = self.trajectory or policy.model
-        if model is None and name in ENGINE_BACKENDS:
+        if model is None and name in SAMPLER_BACKENDS:
             model = embedded_checkpoint(self.embodiment)
         if self.verify and name in MODEL_BACKENDS:
             with needed_by("serve"):

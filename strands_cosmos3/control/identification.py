@@ -14,7 +14,7 @@ from typing import Any
 
 import mujoco
 import numpy as np
-from scipy import interpolate, signal  # pyright: ignore[reportMissingTypeStubs]
+from scipy import interpolate  # pyright: ignore[reportMissingTypeStubs]
 
 from strands_cosmos3.checks import F64
 from strands_cosmos3.control.executor import Executor, ExecutorState
@@ -154,6 +154,9 @@ def fit(
 
 
 def _smooth(values: F64, dt_s: float) -> F64:
+    # a second to import, which only an identification needs
+    from scipy import signal  # pyright: ignore[reportMissingTypeStubs]
+
     scipy_signal: Any = signal
     return scipy_signal.filtfilt(*scipy_signal.butter(2, _CUTOFF_HZ, fs=1.0 / dt_s), values, axis=0)
 

@@ -7,7 +7,20 @@ functions need no torch.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-Array: TypeAlias = Any
-"""An array of NumPy or a tensor; a function answers in the kind that it is given."""
+from array_api_compat import is_numpy_array, is_torch_array
+
+from strands_cosmos3.checks import ArrayKind
+
+if TYPE_CHECKING:
+    Array: TypeAlias = Any
+    """An array of NumPy or a tensor; a function answers in the kind that it is given."""
+else:
+
+    class _ArrayType(ArrayKind):
+        def __instancecheck__(cls, value: object) -> bool:
+            return is_numpy_array(value) or is_torch_array(value)
+
+    class Array(metaclass=_ArrayType):
+        """An array of NumPy or a tensor, for checks of types at run time."""

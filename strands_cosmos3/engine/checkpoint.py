@@ -14,8 +14,8 @@ prefix seen in training),
 start at the given frame and at rows of zeros instead of noise, as in training, which showed one
 step), ``future_mode`` (``"forward_dynamics"``: where a video is wanted and ``policy_frames`` is not
 named, the policy answers actions alone, and forward dynamics predict the video of its rows),
-``novelty_rmse`` (see :class:`.vae.Novelty`), ``language`` (see :mod:`~strands_cosmos3.language`)
-and ``sha256`` (file -> digest, checked before loading).
+``novelty_rmse`` (see :class:`.novelty.Novelty`), ``language`` (see
+:mod:`~strands_cosmos3.language`) and ``sha256`` (file -> digest, checked before loading).
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from strands_cosmos3.actions.stats import FIGURES, ActionStats, load_action_stats
 from strands_cosmos3.digests import file_sha256
@@ -39,13 +38,9 @@ from strands_cosmos3.engine.computed import require_computed
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.contract import lengths_of, missing, require_complete
 from strands_cosmos3.engine.formats.detect import open_layout
-from strands_cosmos3.engine.formats.eight_bit import require_stated
 from strands_cosmos3.engine.formats.layout import Layout, OnBase
 from strands_cosmos3.engine.metadata import StateRow
-from strands_cosmos3.engine.quantised import Quantization, install
 from strands_cosmos3.engine.sampler import SchedulerConfig
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
-from strands_cosmos3.engine.vae import PreviewDecoder, materialise
 from strands_cosmos3.engine.variants import (
     Variant,
     get_variant,
@@ -54,25 +49,8 @@ from strands_cosmos3.engine.variants import (
     variant_of_repo,
     variant_of_sizes,
 )
-from strands_cosmos3.engine.wan import WanConfig, empty_weight
-from strands_cosmos3.engine.weight_files import (
-    Shard,
-    Slices,
-    Target,
-    WeightSource,
-    sliced_shape,
-    unsharded,
-)
-from strands_cosmos3.engine.weights import (
-    HEAD_KEYS,
-    OPTIONAL,
-    TEXT,
-    checkpoint_key,
-    expected_shapes,
-    head_shapes,
-    kept_dtype,
-    parameter_shapes,
-)
+from strands_cosmos3.engine.wan_config import WanConfig
+from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.errors import (
     CheckpointError,
     ContractError,
@@ -141,10 +119,16 @@ class Checkpoint:
 
     @classmethod
     def open(
-        cls, root: str | Path | Layout, variant: str | None = None, action_space: str | None = None
+        cls,
+        root: str | Path | Layout,
+        variant: str | None = None,
+        action_space: str | None = None,
+        *,
+        exported: bool = False,
     ) -> Checkpoint:
         """Read every config and header. ``variant`` is the expected one; ``action_space`` counts if
-        none is stated.
+        none is stated. ``exported``: the weights' names and shapes were compared with the config
+        when it was exported, and the digest will be compared with that one's; this needs no torch.
 
         Raises LayoutError, WeightsError, ContractError or VariantError for one fault,
         PreflightError with the list of several.
@@ -163,7 +147,7 @@ class Checkpoint:
             "scheduler": step.of(
                 lambda: SchedulerConfig.from_dict(layout.config("scheduler"), native)
             ),
-            "weights": step.of(_transformer_weights, layout, config),
+            "weights": step.of(_transformer_weights, layout, None if exported else config),
             "vae_weights": step.of(_vae_weights, layout),
             "preview": step.of(layout.preview),
         }
@@ -358,71 +342,6 @@ class Checkpoint:
                     f"{path} has SHA-256 {digest}, recorded is {recorded}; download it again."
                 )
 
-    def load_transformer(
-        self,
-        device: torch.device,
-        dtype: torch.dtype,
-        text_device: torch.device | None = None,
-        shard: Shard = unsharded,
-        quantization: Quantization | None = None,
-    ) -> Cosmos3Transformer:
-        """The transformer with its weights, without action heads and weights that inference does
-        not use.
-
-        The time embedder stays in float32. ``text_device`` keeps the text tower; None is
-        ``device``. ``quantization`` keeps some layers in 8 bits; None keeps none, whatever the
-        files hold. Raises WeightsError if a weight is not finite.
-        """
-        with torch.device("meta"):
-            model = Cosmos3Transformer(self.config)
-        shapes = parameter_shapes(self.config)
-        slices: dict[str, Slices] = {}
-
-        def kept(name: str) -> tuple[tuple[int, ...], torch.device]:
-            key = checkpoint_key(name)
-            slices[key] = shard(key, shapes[name])
-            where = text_device if text_device is not None and name.startswith(TEXT) else device
-            return sliced_shape(shapes[name], slices[key]), where
-
-        def empty(name: str, _: tuple[int, ...]) -> torch.Tensor:
-            shape, where = kept(name)
-            return torch.empty(shape, device=where, dtype=kept_dtype(name, dtype))
-
-        layers = {} if quantization is None else install(model, quantization, device)
-        targets: dict[str, Target] = {
-            checkpoint_key(name): tensor for name, tensor in materialise(model, empty).items()
-        }
-        for name, layer in layers.items():
-            key = checkpoint_key(name)
-            targets[key] = layer
-            layer.place(*kept(name), slices[key])
-        self.weights.read_into(targets, slices)
-        return model.eval()
-
-    def load_preview(self, device: torch.device, dtype: torch.dtype) -> PreviewDecoder | None:
-        """Its preview decoder with its weights, or None. Raises LayoutError or WeightsError if
-        it is damaged.
-        """
-        if self.preview is None:
-            return None
-        config, files = self.preview
-        with torch.device("meta"):
-            model = PreviewDecoder.from_config(config, self.config.latent_channel)
-        files.check({name: tuple(p.shape) for name, p in model.named_parameters()})
-        files.read_into(materialise(model, lambda _, shape: empty_weight(shape, device, dtype)))
-        return model.eval()
-
-    def load_action_head(self, domain: int, device: torch.device, dtype: torch.dtype) -> ActionHead:
-        """The action head of one domain; raises WeightsError if a weight is not finite."""
-        tensors = {
-            field: torch.empty(s, device=device, dtype=dtype)
-            for field, s in head_shapes(self.config).items()
-        }
-        self.weights.read_into(
-            {f"{HEAD_KEYS[field]}#{domain}": tensor for field, tensor in tensors.items()}
-        )
-        return ActionHead(**tensors)
-
 
 def _model_index(layout: Layout) -> dict[str, Any]:
     """``model_index.json``, if its parts are of the classes that the engine implements."""
@@ -474,6 +393,9 @@ def _require_folder(root: Path) -> None:
 def _transformer_weights(layout: Layout, config: TransformerConfig | None) -> WeightSource:
     weights = layout.weights()
     if config is not None:
+        from strands_cosmos3.engine.formats.eight_bit import require_stated
+        from strands_cosmos3.engine.weights import OPTIONAL, expected_shapes
+
         # before anything is built of so many layers
         if config.num_hidden_layers > len(weights.shapes):
             layers = f"transformer/config.json: num_hidden_layers is {config.num_hidden_layers}"

@@ -11,26 +11,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from array_api_compat import array_namespace
 
 from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.sampler import Schedule, UniPC
-from strands_cosmos3.engine.sequence import VISION, SequenceLayout, patchify
+from strands_cosmos3.engine.sequence import VISION, Rope, SequenceLayout, patchify
+from strands_cosmos3.engine.text_cache import TextKV
 from strands_cosmos3.errors import InputError, ShapeError
 from strands_cosmos3.types import Mode
 
 if TYPE_CHECKING:
     from strands_cosmos3.engine.request import Cosmos3ActionRequest
-    from strands_cosmos3.engine.transformer import ActionHead, Rope, TextKV
 
 
 @dataclass(frozen=True)
 class Pass:
     """Requests that share a forward pass, the prompts of its B branches, cosine and sine [B, N,
-    d] of what follows them, and the scales of guidance and the action head of the requests.
+    d] of what follows them, and the scales of guidance and the action heads of the requests, as the
+    engine reads them.
     """
 
     members: tuple[int, ...]
@@ -38,7 +39,7 @@ class Pass:
     texts: tuple[TextKV, ...]
     rope: Rope
     scale_R11: Array
-    head: ActionHead
+    heads: Any
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,20 @@ from typing import Literal, get_args
 
 from strands_cosmos3.checks import known_name, typed_fields, whole_number
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.options import ENGINE_BACKENDS, MODEL_BACKENDS, option
+from strands_cosmos3.options import (
+    ENGINE_BACKENDS,
+    MODEL_BACKENDS,
+    SAMPLER_BACKENDS,
+    TORCH_BACKENDS,
+    option,
+)
 
 Dtype = Literal["auto", "bfloat16", "float32"]
 DecodeVideo = bool | Literal["preview"]
 Quantize = Literal["int8", "int8-weights", "fp8"]
 QUANTIZE: tuple[str, ...] = get_args(Quantize)
+ExecutionProvider = Literal["cpu", "cuda", "tensorrt"]
+PROVIDERS: tuple[str, ...] = get_args(ExecutionProvider)
 DTYPES: tuple[str, ...] = get_args(Dtype)
 TEXT_CACHE_BYTES = 512 << 20
 
@@ -24,13 +32,13 @@ class EngineOptions:
     rounding at most.
 
     Raises:
-        ConfigError: ``dtype``, ``quantize`` or ``decode_video`` is unknown.
+        ConfigError: ``dtype``, ``quantize``, ``execution_provider`` or ``decode_video`` is unknown.
         InputError: A value has another type, or ``text_cache_bytes`` is negative.
     """
 
-    device: str | None = option(None, *MODEL_BACKENDS)
+    device: str | None = option(None, *TORCH_BACKENDS)
     """cpu, cuda or cuda:N; None is cuda where torch sees a GPU, else cpu."""
-    dtype: Dtype | None = option(None, *MODEL_BACKENDS)
+    dtype: Dtype | None = option(None, *TORCH_BACKENDS)
     """Type of weights and hidden states; None is bfloat16 on cuda, else float32. auto is bfloat16
     on a CPU too if the model is wide and the CPU multiplies bfloat16 much faster.
     """
@@ -46,7 +54,7 @@ class EngineOptions:
     """Decode the predicted video. preview is cheaper and less exact, for checkpoints with a preview
     decoder.
     """
-    decode_sound: bool = option(False, *MODEL_BACKENDS, "service", hidden=True)
+    decode_sound: bool = option(False, *TORCH_BACKENDS, "service", hidden=True)
     """Load what predicts sound, for requests that ask for it."""
     cuda_graphs: bool = option(False, *ENGINE_BACKENDS)
     """Replay all denoising steps as one CUDA graph, one for each shape, number of steps and lengths
@@ -58,13 +66,21 @@ class EngineOptions:
     """
     offload_text: bool = option(False, *ENGINE_BACKENDS)
     """Keep the text tower in host memory except while it reads a new prompt."""
-    text_cache_bytes: int = option(TEXT_CACHE_BYTES, *ENGINE_BACKENDS)
+    text_cache_bytes: int = option(TEXT_CACHE_BYTES, *SAMPLER_BACKENDS)
     """Bytes of prompts' keys and values to keep across calls; 0 keeps none."""
+    execution_provider: ExecutionProvider | None = option(None, "onnx")
+    """What ONNX Runtime computes on: cpu, the default, or cuda or tensorrt, which need
+    onnxruntime-gpu. Weights and hidden states are float32.
+    """
 
     def __post_init__(self) -> None:
         typed_fields(self)
         whole_number(self.text_cache_bytes, "text_cache_bytes", 0)
-        for name, choices in (("dtype", DTYPES), ("quantize", QUANTIZE)):
+        for name, choices in (
+            ("dtype", DTYPES),
+            ("quantize", QUANTIZE),
+            ("execution_provider", PROVIDERS),
+        ):
             if (value := getattr(self, name)) is not None:
                 known_name(value, name, choices)
         if self.quantize_text and self.quantize is None:

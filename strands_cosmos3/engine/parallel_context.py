@@ -10,7 +10,9 @@ from typing import Protocol
 import torch
 
 from strands_cosmos3.engine.config import TransformerConfig
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Rope, TextKV
+from strands_cosmos3.engine.sequence import Rope
+from strands_cosmos3.engine.text_cache import TextKV
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.weight_files import Shard, unsharded
 
 # of each stream [B, tokens, P]; B branches of guidance

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal
 
 from strands_cosmos3.errors import LayoutError
 from strands_cosmos3.resources import shown
+
+if TYPE_CHECKING:
+    import torch
 
 Family = Literal["int8", "fp8"]
 STORED_DTYPES: Mapping[Family, str] = {"fp8": "F8_E4M3", "int8": "I8"}

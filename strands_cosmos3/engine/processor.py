@@ -1,4 +1,4 @@
-"""From pictures, captions and actions to the engine's tensors, and back. ``observe`` composes
+"""From pictures, captions and actions to the engine's arrays, and back. ``observe`` composes
 pictures and captions.
 
 Each call resolves mode and domain anew, with everything that follows from them.
@@ -7,14 +7,13 @@ Each call resolves mode and domain anew, with everything that follows from them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.nn import functional as F
+from array_api_compat import array_namespace, is_torch_array
 
 from strands_cosmos3.actions.stats import ActionStats, Affine, Method, load_action_stats
 from strands_cosmos3.checks import finite_array, typed, whole_number
@@ -29,17 +28,17 @@ from strands_cosmos3.embodiments import (
     get_embodiment,
     raw_embodiment,
 )
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.frames import compose_views, read_clip, read_frames
 from strands_cosmos3.engine.metadata import STATE_COLUMNS, StateRow
-from strands_cosmos3.engine.preflight import torch_device
 from strands_cosmos3.engine.request import (
     Cosmos3ActionRequest,
     pixel_to_latent_shape,
     require_pixels,
 )
 from strands_cosmos3.engine.sequence import TEMPORAL_COMPRESSION
-from strands_cosmos3.engine.tokens import PromptTokenizer
+from strands_cosmos3.engine.tokens import PromptTokenizer, Tokens
 from strands_cosmos3.errors import (
     ActionSpaceError,
     ConfigError,
@@ -54,6 +53,9 @@ from strands_cosmos3.observe.views import (
     to_canvas,
 )
 from strands_cosmos3.types import Mode
+
+if TYPE_CHECKING:
+    import torch
 
 DEFAULT_TIER = 480
 
@@ -83,7 +85,7 @@ class Clip:
         NonFiniteError, InputError: A pixel is not finite, or far from [-1, 1].
     """
 
-    pixels: torch.Tensor
+    pixels: Array
     content_hw: tuple[int, int]
 
     def __post_init__(self) -> None:
@@ -106,38 +108,38 @@ class ProcessedInput(CallSettings):
     prompt: str
 
     @property
-    def text_ids(self) -> torch.Tensor:
+    def text_ids(self) -> Array:
         """[1, S] ids of the prompt."""
         return self.engine_request.text_ids
 
     @property
-    def text_mask(self) -> torch.Tensor | None:
+    def text_mask(self) -> Array | None:
         """[1, S] ones."""
         return self.engine_request.text_mask
 
     @property
-    def neg_text_ids(self) -> torch.Tensor | None:
+    def neg_text_ids(self) -> Array | None:
         """[1, S] ids of the unconditional branch's prompt."""
         return self.engine_request.neg_text_ids
 
     @property
-    def neg_text_mask(self) -> torch.Tensor | None:
+    def neg_text_mask(self) -> Array | None:
         """[1, S] ones."""
         return self.engine_request.neg_text_mask
 
     @property
-    def pixel_values(self) -> torch.Tensor:
+    def pixel_values(self) -> Array:
         """[1, 3, frames, height, width] in [-1, 1]: the given frames on their canvas."""
         return self.engine_request.cond_video_pixels
 
     @property
-    def cond_action(self) -> torch.Tensor | None:
+    def cond_action(self) -> Array | None:
         """[1, chunk, action_dim] given actions in the model's scale, or None."""
         rows = self.engine_request.cond_action
         return None if rows is None else rows[None]
 
     @property
-    def action_prefix(self) -> torch.Tensor | None:
+    def action_prefix(self) -> Array | None:
         """[rows, action_dim] given first rows of the sequence: state and bound rows, or None."""
         return self.engine_request.action_prefix
 
@@ -161,7 +163,7 @@ class Cosmos3PolicyProcessor:
     from the domain.
 
     Args:
-        tokenizer_name_or_path: The checkpoint's ``text_tokenizer/``.
+        tokenizer_name_or_path: The checkpoint's ``text_tokenizer/``, or what reads prompts instead.
         height, width: Canvas in pixels, multiples of 16; both, or neither for the tier
             ``image_size``.
         num_frames: Frames of the clip; it must be action_chunk_size + 1.
@@ -181,6 +183,7 @@ class Cosmos3PolicyProcessor:
             past ones.
         cond_frame_indexes: Latent frames that are given; None is the mode's own.
         device, params_dtype: Of the tensors that are made; actions and states stay in float32.
+            Device ``numpy`` makes arrays of NumPy, without torch; dtype None is float32.
         action_dim: The model's action width. action_space: ``midtrain`` or ``joint_pos``.
         action_stats_path: Statistics that rows are (de-)normalised with: a domain's name, a file,
             or ``ActionStats``.
@@ -204,7 +207,7 @@ class Cosmos3PolicyProcessor:
     @typed()
     def __init__(
         self,
-        tokenizer_name_or_path: str | Path,
+        tokenizer_name_or_path: str | Path | Tokens,
         *,
         height: int | None = None,
         width: int | None = None,
@@ -224,7 +227,7 @@ class Cosmos3PolicyProcessor:
         history_length: int = 1,
         cond_frame_indexes: Sequence[int] | None = None,
         device: str | torch.device = "cpu",
-        params_dtype: torch.dtype = torch.float32,
+        params_dtype: torch.dtype | None = None,
         action_dim: int = 64,
         action_space: str | None = None,
         action_stats_path: str | Path | ActionStats | None = None,
@@ -265,8 +268,7 @@ class Cosmos3PolicyProcessor:
         self._composed_tier = self._tier if self._canvas is None else None
         self._history = whole_number(history_length, "history_length", 1) - 1
         self._frame_indexes = indexes
-        self._device = torch_device(device)
-        self._dtype = params_dtype
+        self._on_device = _maker(device, params_dtype)
         self._action_dim = action_dim
         self._gripper = gripper
         self._state_row = state_row
@@ -274,16 +276,22 @@ class Cosmos3PolicyProcessor:
         self._prefix_rows = prefix_rows
         self._method: Method = action_normalization
         self._stats = action_stats_path
-        self._tokens = PromptTokenizer(tokenizer_name_or_path)
+        self._tokens = (
+            PromptTokenizer(tokenizer_name_or_path)
+            if isinstance(tokenizer_name_or_path, str | Path)
+            else tokenizer_name_or_path
+        )
         self._last: CallSettings | None = None
         if self._domain[0] is not None:
             self._affine(self.settings())
 
     @classmethod
     @typed()
-    def for_checkpoint(cls, checkpoint: Checkpoint, **options: Any) -> Cosmos3PolicyProcessor:
-        """A processor with a checkpoint's tokenizer, action space, prompt format and tier;
-        ``options`` win.
+    def for_checkpoint(
+        cls, checkpoint: Checkpoint, tokens: Tokens | None = None, **options: Any
+    ) -> Cosmos3PolicyProcessor:
+        """A processor with a checkpoint's tokenizer (or ``tokens``), action space, prompt format
+        and tier; ``options`` win.
         """
         metadata = checkpoint.metadata
         overrides = {name: value for name, value in options.items() if value is not None}
@@ -315,7 +323,7 @@ class Cosmos3PolicyProcessor:
             )
         if "domain_id" in overrides:
             defaults.pop("domain_name")
-        return cls(checkpoint.layout.tokenizer, **{**defaults, **overrides})
+        return cls(tokens or checkpoint.layout.tokenizer, **{**defaults, **overrides})
 
     @property
     def embodiment(self) -> Embodiment:
@@ -469,8 +477,8 @@ class Cosmos3PolicyProcessor:
         height, width = frames.shape[1:3]
         hw = self._canvas or canvas_hw(height, width, self._tier)
         canvas = to_canvas(frames[: self._frames_read(call)], hw)
-        pixels = torch.from_numpy(canvas.frames).permute(3, 0, 1, 2)[None].contiguous()
-        return Clip(pixels.to(self._device, self._dtype), canvas.content_hw)
+        pixels = np.ascontiguousarray(canvas.frames.transpose(3, 0, 1, 2)[None])
+        return Clip(self._on_device(pixels, True), canvas.content_hw)
 
     @typed()
     def caption(self, call: CallSettings, clip: Clip, task: str) -> str:
@@ -505,14 +513,13 @@ class Cosmos3PolicyProcessor:
             InputError, ShapeError, NonFiniteError: Rows cannot be used, or contradict the mode.
         """
         ids, negative = (
-            torch.from_numpy(self._tokens.ids(text, self._system_prompt))
-            for text in (caption, self._negative)
+            self._tokens.ids(text, self._system_prompt) for text in (caption, self._negative)
         )
         return Cosmos3ActionRequest(
-            text_ids=ids.to(self._device),
-            text_mask=torch.ones_like(ids, device=self._device),
-            neg_text_ids=negative.to(self._device),
-            neg_text_mask=torch.ones_like(negative, device=self._device),
+            text_ids=self._on_device(ids),
+            text_mask=self._on_device(np.ones_like(ids)),
+            neg_text_ids=self._on_device(negative),
+            neg_text_mask=self._on_device(np.ones_like(negative)),
             cond_video_pixels=clip.pixels,
             checked_pixels=clip.pixels,
             video_shape=pixel_to_latent_shape(self._clip_frames(call), *clip.content_hw),
@@ -530,7 +537,7 @@ class Cosmos3PolicyProcessor:
 
     @typed()
     def postprocess(
-        self, result: torch.Tensor | Mapping[str, Any], processed: ProcessedInput | None = None
+        self, result: Array | Mapping[str, Any], processed: ProcessedInput | None = None
     ) -> dict[str, Any]:
         """What a caller can use: actions at their raw width, in their own units where statistics
         are known.
@@ -550,25 +557,26 @@ class Cosmos3PolicyProcessor:
                 |z| = 10.
         """
         call = processed or self._last or self.settings()
-        answer = {"action": result} if isinstance(result, torch.Tensor) else dict(result)
-        if not isinstance(answer.get("action"), torch.Tensor):
+        answer = {"action": result} if isinstance(result, Array) else dict(result)
+        if not isinstance(answer.get("action"), Array):
             raise InputError(
                 f"the result holds no tensor `action`; it has: {', '.join(answer) or 'nothing'}."
             )
-        action = answer["action"].detach().float().cpu()
+        given = answer["action"]
+        action = _on_host(given)
         if action.ndim == 2:
             action = action[None]
         if action.ndim != 3 or action.shape[-1] < call.raw_action_dim:
             raise ShapeError(
                 f"action must be [1, T, >= {call.raw_action_dim}], got {list(action.shape)}."
             )
-        rows = action[..., : call.raw_action_dim].numpy().astype(np.float64)
+        rows = action[..., : call.raw_action_dim].astype(np.float64)
         affine = self._affine(call)
         if affine is not None:
             rows = affine.inverse(rows)
         elif call.space.state_row:
             rows[..., -1] = self._gripper.from_fraction(rows[..., -1])
-        return {**answer, "action": torch.from_numpy(rows)}
+        return {**answer, "action": array_namespace(given).asarray(rows)}
 
     def _frames_read(self, call: CallSettings) -> int:
         """How many frames are read, from the first on."""
@@ -602,7 +610,7 @@ class Cosmos3PolicyProcessor:
             )
         return stats.normalizer(self._method)
 
-    def _given_action(self, actions: Any, call: CallSettings) -> torch.Tensor | None:
+    def _given_action(self, actions: Any, call: CallSettings) -> Array | None:
         if actions is None:
             return None
         rows = _rows(actions, "cond_action")
@@ -631,7 +639,7 @@ class Cosmos3PolicyProcessor:
             return rows
         return np.concatenate([rows[:, :-1], self._gripper.to_fraction(rows[:, -1:])], axis=1)
 
-    def _prefix(self, given: Any, bound: Any, call: CallSettings) -> torch.Tensor | None:
+    def _prefix(self, given: Any, bound: Any, call: CallSettings) -> Array | None:
         """The rows of the action sequence that are given: the state, if any, and what is bound
         to be executed.
         """
@@ -651,9 +659,11 @@ class Cosmos3PolicyProcessor:
                 f"a chunk of {call.action_chunk} rows: only as many as it declares (prefix_rows)."
             )
         action_prefix = self._padded(self._in_model_units(rows, call))
-        return action_prefix if state is None else torch.cat([state, action_prefix])
+        if state is None:
+            return action_prefix
+        return array_namespace(state).concat([state, action_prefix])
 
-    def _state(self, given: Any, call: CallSettings) -> torch.Tensor | None:
+    def _state(self, given: Any, call: CallSettings) -> Array | None:
         if not call.space.state_row and self._state_row is None:
             if given is not None or self._history:
                 raise InputError(
@@ -687,9 +697,34 @@ class Cosmos3PolicyProcessor:
             self._in_model_units(state, call) if scale is None else scale.scaled(state)
         )
 
-    def _padded(self, rows: np.ndarray) -> torch.Tensor:
-        columns = (0, self._action_dim - rows.shape[1])
-        return F.pad(torch.tensor(rows, dtype=torch.float32), columns).to(self._device)
+    def _padded(self, rows: np.ndarray) -> Array:
+        beyond = self._action_dim - rows.shape[1]
+        return self._on_device(np.pad(rows.astype(np.float32), ((0, 0), (0, beyond))))
+
+
+def _maker(device: str | torch.device, dtype: torch.dtype | None) -> Callable[..., Array]:
+    """Return what makes an array of a processor's kind of one of NumPy, where asked in its dtype.
+    Only tensors need torch.
+    """
+    if device == "numpy":
+        return lambda array, as_dtype=False: array
+    import torch
+
+    from strands_cosmos3.engine.preflight import torch_device
+
+    where = torch_device(device)
+
+    def made(array: np.ndarray, as_dtype: bool = False) -> Array:
+        return torch.from_numpy(array).to(where, dtype if as_dtype else None)
+
+    return made
+
+
+def _on_host(array: Array) -> np.ndarray:
+    """An array in float32 of NumPy."""
+    if is_torch_array(array):
+        array = array.detach().float().cpu().numpy()
+    return np.asarray(array, np.float32)
 
 
 _SMALLEST_MOVE = 0.01
@@ -758,7 +793,7 @@ def _only_domain(name: str | int | None, number: str | int | None) -> str | int 
 
 def _rows(value: Any, name: str) -> np.ndarray:
     """Rows of numbers [rows, columns] in float64."""
-    if isinstance(value, torch.Tensor):
+    if is_torch_array(value):
         value = value.detach().cpu()
     rows = finite_array(value, f"rows of {name}", None)
     rows = rows[0] if rows.ndim == 3 and len(rows) == 1 else rows

@@ -1,4 +1,4 @@
-"""The engine's request, as tensors. Everything that can be checked without weights is checked
+"""The engine's request, as arrays. Everything that can be checked without weights is checked
 here.
 """
 
@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+from array_api_compat import array_namespace
 
 from strands_cosmos3.checks import positive, seed_number, typed, typed_fields, whole_number
 from strands_cosmos3.embodiments import MODEL_SPACES, NUM_DOMAINS, Sampling
+from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION
 from strands_cosmos3.errors import ActionSpaceError, InputError, NonFiniteError, ShapeError
 from strands_cosmos3.types import Mode
@@ -87,19 +88,19 @@ class Cosmos3ActionRequest:
         InputError, ShapeError, NonFiniteError, ActionSpaceError: A field cannot be used.
     """
 
-    text_ids: torch.Tensor
+    text_ids: Array
     video_shape: tuple[int, int, int]
     action_chunk: int
     domain_id: int
     raw_action_dim: int
-    cond_video_pixels: torch.Tensor
+    cond_video_pixels: Array
     mode: str = Mode.POLICY
-    neg_text_ids: torch.Tensor | None = None
-    text_mask: torch.Tensor | None = None
-    neg_text_mask: torch.Tensor | None = None
+    neg_text_ids: Array | None = None
+    text_mask: Array | None = None
+    neg_text_mask: Array | None = None
     action_space: str | None = None
-    cond_action: torch.Tensor | None = None
-    action_prefix: torch.Tensor | None = None
+    cond_action: Array | None = None
+    action_prefix: Array | None = None
     history_rows: int = 0
     cond_frame_indexes: Sequence[int] | None = None
     fps: float = 24.0
@@ -109,13 +110,13 @@ class Cosmos3ActionRequest:
     flow_shift: float | None = None
     use_karras_sigmas: bool | None = None
     seed: int = 0
-    video_noise: torch.Tensor | None = None
-    action_noise: torch.Tensor | None = None
+    video_noise: Array | None = None
+    action_noise: Array | None = None
     return_video: bool = True
     decode_frames: int | None = None
     sound: bool = False
-    sound_noise: torch.Tensor | None = None
-    checked_pixels: torch.Tensor | None = None
+    sound_noise: Array | None = None
+    checked_pixels: Array | None = None
 
     @typed()
     def sampled(self, sampling: Sampling, **changes: Any) -> Cosmos3ActionRequest:
@@ -200,7 +201,7 @@ class Cosmos3ActionRequest:
                     f"{name} must be [rows, {self.raw_action_dim} or the model's width], "
                     f"got {list(value.shape)}."
                 )
-            if not torch.isfinite(value).all():
+            if not array_namespace(value).isfinite(value).all():
                 raise NonFiniteError(f"{name} holds NaN or infinity.")
             if value[:, self.raw_action_dim :].any():
                 raise ShapeError(
@@ -221,7 +222,7 @@ class Cosmos3ActionRequest:
             )
 
 
-def require_pixels(pixels: torch.Tensor) -> torch.Tensor:
+def require_pixels(pixels: Array) -> Array:
     """Return given frames for ``cond_video_pixels``.
 
     Raises:
@@ -232,7 +233,7 @@ def require_pixels(pixels: torch.Tensor) -> torch.Tensor:
         raise ShapeError(
             f"cond_video_pixels must be [1, 3, frames, height, width], got {list(pixels.shape)}."
         )
-    largest = float(pixels.abs().max())  # NaN if one is
+    largest = float(abs(pixels).max())  # NaN if one is
     if not math.isfinite(largest):
         raise NonFiniteError("cond_video_pixels hold NaN or infinity.")
     if largest > 1.5:  # bicubic resampling overshoots 1 a little
@@ -240,7 +241,9 @@ def require_pixels(pixels: torch.Tensor) -> torch.Tensor:
     return pixels
 
 
-def first_of(values: torch.Tensor, count: int, axis: int) -> torch.Tensor:
+def first_of(values: Array, count: int, axis: int) -> Array:
     """The first rows or frames along an axis; the last one is repeated where there are fewer."""
-    index = torch.arange(count, device=values.device).clamp(max=values.shape[axis] - 1)
-    return values.index_select(axis, index)
+    xp = array_namespace(values)
+    last = values.shape[axis] - 1
+    index = [min(i, last) for i in range(count)]
+    return xp.take(values, xp.asarray(index, device=values.device), axis=axis)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -20,6 +21,8 @@ from array_api_compat import array_namespace
 from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.config import TransformerConfig
 
+Rope: TypeAlias = tuple[Array, Array]
+"""Cosine and sine [..., N, d] of tokens' positions."""
 TEMPORAL_COMPRESSION = 4  # pixel frames per latent frame after the first
 SPATIAL_COMPRESSION = 16  # pixels per latent in height and width
 # streams, in the order of the sequence; without sound there are two
@@ -146,3 +149,21 @@ def _times(
     if not config.enable_fps_modulation or count == 1:  # a single frame or row has no rate
         return index
     return index / np.float32(rate) * np.float32(base_rate)
+
+
+def rotations(positions_3N: Array, frequency_h: Array, config: TransformerConfig) -> Rope:
+    """Cosine and sine [N, d] of interleaved multi-axis RoPE, of the kind of ``frequency_h`` [d /
+    2]; sines of the first half are negative, since they rotate the second half into it.
+
+    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
+    5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
+    products of float32 elements: positions are near 15000, where a coarser dtype or a matrix
+    product in TF32 would merge neighbours.
+    """
+    xp = array_namespace(frequency_h)
+    axis = np.zeros(config.head_dim // 2, np.int64)
+    for which in (1, 2):
+        axis[which : config.rope_axes_dim[which] * 3 : 3] = which
+    angle_Nh = xp.asarray(positions_3N[axis].T) * frequency_h
+    cos_Nd = xp.cos(xp.concat([angle_Nh, angle_Nh], axis=-1))
+    return cos_Nd, xp.sin(xp.concat([-angle_Nh, angle_Nh], axis=-1))

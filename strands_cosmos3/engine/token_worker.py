@@ -25,7 +25,7 @@ def _loaded(tokenizer: str, number: int) -> Any:
 
 
 def _answer(tokenizer: str, number: int, messages: list[dict[str, str]], closing: list[str]) -> Any:
-    """Ids of the messages and of the closing tokens; of those that are not known, None."""
+    """The messages as text, their ids, and those of the closing tokens; of unknown ones, None."""
     loaded = _loaded(tokenizer, number)
     vocabulary = loaded.get_vocab()
     text = loaded.apply_chat_template(
@@ -37,7 +37,7 @@ def _answer(tokenizer: str, number: int, messages: list[dict[str, str]], closing
     if len(ids) > MOST_TOKENS:
         return {"tokens": len(ids)}
     known = [vocabulary.get(token) for token in closing]
-    return {"ids": ids, "closing": known, "eos_token": loaded.eos_token}
+    return {"text": text, "ids": ids, "closing": known, "eos_token": loaded.eos_token}
 
 
 def main() -> None:

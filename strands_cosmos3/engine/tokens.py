@@ -13,7 +13,7 @@ import sys
 import threading
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -29,11 +29,21 @@ _ASKING = threading.Lock()
 _WORKERS: dict[int, subprocess.Popen[str]] = {}  # by process: a fork needs one of its own
 _NUMBERS = itertools.count()
 _KEPT_CAPTIONS = 64
+_PLACE = "the caption"
 _CLOSING = ("<|im_end|>", "<|vision_start|>")
 SYSTEM_PROMPT = "You are a helpful assistant who will generate videos from a give prompt."
 """The text that diffusers puts before a caption where ``model_index.json`` says
 ``default_use_system_prompt`` (its spelling).
 """
+
+
+@runtime_checkable
+class Tokens(Protocol):
+    """Reads prompts."""
+
+    def ids(self, caption: str, system_prompt: bool = False) -> Array:
+        """[1, S] ids of a caption; see :class:`PromptTokenizer`."""
+        ...
 
 
 class PromptTokenizer:
@@ -61,7 +71,20 @@ class PromptTokenizer:
         """
         return np.array([self._numbers_of(caption, system_prompt)], np.int64)
 
+    def around(self, system_prompt: bool) -> tuple[str, str]:
+        """What the chat template puts before a caption and after it."""
+        before, _, after = self._answer(_PLACE, system_prompt)["text"].partition(_PLACE)
+        return before, after
+
+    def closing(self) -> tuple[int, ...]:
+        """Ids of the closing tokens."""
+        return tuple(self._answer(_PLACE, False)["closing"])
+
     def _read(self, caption: str, system_prompt: bool) -> list[int]:
+        answer = self._answer(caption, system_prompt)
+        return [*answer["ids"], *answer["closing"]]
+
+    def _answer(self, caption: str, system_prompt: bool) -> dict[str, Any]:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if system_prompt else []
         answer = _asked(
             tokenizer=self._name,
@@ -88,7 +111,7 @@ class PromptTokenizer:
                 f"the tokenizer in {self._name!r} lacks {', '.join(missing)}; is it "
                 "Cosmos 3's text_tokenizer?"
             )
-        return [*answer["ids"], *closing.values()]
+        return answer
 
 
 def token_ids(ids: Array, mask: Array | None, name: str, vocab: int) -> tuple[int, ...]:

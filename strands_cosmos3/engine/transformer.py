@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, groupby
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any
 
@@ -29,9 +29,9 @@ from torch.nn import functional as F
 
 from strands_cosmos3.engine.arrays import Array
 from strands_cosmos3.engine.config import TIME_CHANNELS, TransformerConfig
+from strands_cosmos3.engine.sequence import Rope, rotations
+from strands_cosmos3.engine.text_cache import KeysValues, TextKV
 
-Rope = tuple[torch.Tensor, torch.Tensor]
-KeysValues = tuple[torch.Tensor, torch.Tensor]
 # from queries [..., h, n, d] to what they attend to, of the same shape
 Attend = Callable[[torch.Tensor], torch.Tensor]
 # from a layer's own keys and values [..., k, N, d]
@@ -66,54 +66,20 @@ GENERATION_NAMES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class TextKV:
-    """Keys and values of a prompt in each layer, [..., k, S, d]; keys are normalised, rotated."""
-
-    layers: tuple[KeysValues, ...]
-
-    @property
-    def tokens(self) -> int:
-        """S, the length of the prompt."""
-        return self.layers[0][0].shape[-2]
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the keys and values in bytes."""
-        return sum(t.nbytes for layer in self.layers for t in layer)
-
-
 def rope_tables(
     positions_3N: Array, config: TransformerConfig, device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine [N, d] of interleaved multi-axis RoPE; sines of the first half are negative,
-    since they rotate the second half into it.
-
-    Frequency i belongs to the vertical axis for i = 1, 4, 7, ..., to the horizontal axis for i = 2,
-    5, 8, ..., up to the size of those sections, and to the temporal axis otherwise. Angles are
-    products of float32 elements: positions are near 15000, where a coarser dtype or a matrix
-    product in TF32 would merge neighbours.
+) -> Rope:
+    """Cosine and sine [N, d] of :func:`~strands_cosmos3.engine.sequence.rotations`, which are
+    computed on the CPU.
     """
-    half = config.head_dim // 2
-    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
-    frequency = 1.0 / (config.rope_theta**exponent)
-    axis = torch.zeros(half, dtype=torch.long)
-    for which in (1, 2):
-        axis[which : config.rope_axes_dim[which] * 3 : 3] = which
-    angle_Nd = torch.asarray(positions_3N)[axis].T * frequency
-    cos_Nd = torch.cat([angle_Nd, angle_Nd], dim=-1).cos()
-    sin_Nd = torch.cat([-angle_Nd, angle_Nd], dim=-1).sin()
+    cos_Nd, sin_Nd = rotations(positions_3N, rope_frequencies(config), config)
     return cos_Nd.to(device, dtype), sin_Nd.to(device, dtype)
 
 
-def side_by_side(texts: Sequence[TextKV]) -> tuple[TextKV, ...]:
-    """Prompts [k, S, d] as batches [b, k, S, d] of neighbours of equal length, in their order."""
-    batches = []
-    for _, alike in groupby(texts, lambda text: text.tokens):
-        layers = zip(*(text.layers for text in alike), strict=True)
-        stacked = [tuple(map(torch.stack, zip(*layer, strict=True))) for layer in layers]
-        batches.append(TextKV(tuple((k, v) for k, v in stacked)))
-    return tuple(batches)
+def rope_frequencies(config: TransformerConfig) -> torch.Tensor:
+    """[d / 2] angles a position, float32, as the oracle rounds them."""
+    exponent = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    return 1.0 / (config.rope_theta**exponent)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from strands_cosmos3.checks import whole_number
+from strands_cosmos3.engine.latents import LatentScale
 from strands_cosmos3.engine.sequence import SPATIAL_COMPRESSION, TEMPORAL_COMPRESSION
-from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig, empty_weight
+from strands_cosmos3.engine.wan import WanAutoencoder, empty_weight
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.engine.weight_files import WeightSource
 from strands_cosmos3.errors import InputError, LayoutError, ShapeError
-
-
-class NovelPictureWarning(UserWarning):
-    """A camera picture is unlike those of the checkpoint's training."""
 
 
 class PreviewDecoder(nn.Module):
@@ -112,77 +110,6 @@ class _Residual(nn.Module):
         return self.conv2(F.silu(self.conv1(F.silu(x)), inplace=True)).add_(x)
 
 
-class Remembered:
-    """A function of a tensor that remembers its latest answer."""
-
-    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]):
-        self._function = function
-        self._latest: tuple[torch.Tensor, torch.Tensor] | None = None
-
-    def __call__(self, argument: torch.Tensor, again: bool) -> torch.Tensor:
-        """Return the answer, the remembered one if ``again`` and the argument is equal."""
-        if not again or self._latest is None or not torch.equal(argument, self._latest[0]):
-            # a copy, since the caller may write the next picture over it
-            self._latest = argument.clone(), self._function(argument)
-        return self._latest[1]
-
-    def row(self, argument: torch.Tensor) -> torch.Tensor | None:
-        """Return the row [1, ...] of the latest answer for a row [1, ...] of its argument; None if
-        it has no such row.
-        """
-        for known, answer in zip(*(self._latest or ((), ())), strict=True):
-            if torch.equal(known, argument[0]):
-                return answer[None]
-        return None
-
-
-class Novelty:
-    """Dissimilarity of pictures to those of training: the RMS error of their reconstruction,
-    divided by a quantile of such errors.
-
-    Above 1 a picture is unusual: 99.9 % of the validation pictures are below.
-
-    Args:
-        decoder: The checkpoint's preview decoder, or None if it has none; then nothing is known.
-        quantile: The checkpoint's ``novelty_rmse``, for pixels in 0..1, or None if it states none;
-            then nothing is known.
-    """
-
-    def __init__(self, decoder: PreviewDecoder | None, quantile: float | None):
-        self._decoded = None if decoder is None else Remembered(decoder)
-        self._quantile = quantile
-
-    def __call__(
-        self, pictures: Sequence[torch.Tensor], latents: Sequence[torch.Tensor], again: bool
-    ) -> list[float]:
-        """Return the novelty of each picture, or an empty list if it is not known.
-
-        Args:
-            pictures: Pixels [1, 3, frames, height, width] in [-1, 1]; the first frame counts. The
-                same tensor is judged once.
-            latents: Normalised latents [C, H, W] of the first frames, all of one size; what lies
-                beyond them is padding.
-            again: Whether the latest ones may come again.
-        """
-        if self._decoded is None or self._quantile is None:
-            return []
-        judged = dict(zip(pictures, latents, strict=True))
-        stacked = torch.stack(list(judged.values()))[:, :, None]
-        decoded = self._decoded(stacked, again).clamp(-1, 1).float()
-        height, width = decoded.shape[-2:]
-        real = torch.cat([picture[:, :, :1, :height, :width] for picture in judged])
-        off = decoded - real.to(decoded)
-        errors = off.square().mean((1, 2, 3, 4)).sqrt() / 2 / self._quantile
-        error_of = dict(zip(judged, errors.tolist(), strict=True))
-        return [error_of[picture] for picture in pictures]
-
-    def decoded(self, latents: torch.Tensor) -> torch.Tensor | None:
-        """The picture [1, 3, 1, height, width] that the preview decoder made of these latents [1,
-        C, 1, H, W], if they were among the latest.
-        """
-        return None if self._decoded is None else self._decoded.row(latents)
-
-
 class WanVae:
     """The VAE of a checkpoint, with its decoder only on demand, or with a preview decoder in its
     place.
@@ -210,17 +137,14 @@ class WanVae:
         )
         self.model.preview = preview
         self.model.eval().requires_grad_(False)
-        shape = (1, -1, 1, 1, 1)
-        self._mean = torch.tensor(config.latents_mean, dtype=dtype).view(shape).to(device)
-        self._inverse_std = (
-            (1.0 / torch.tensor(config.latents_std, dtype=dtype)).view(shape).to(device)
-        )
-        self._frame_scale = frame_scale(config)
+        self._device = device
+        self._dtype = dtype
+        self.scale = LatentScale(config, torch.empty(0, device=device, dtype=dtype))
 
     @property
     def channels(self) -> int:
         """Latent channels."""
-        return self._mean.shape[1]
+        return self.scale.channels
 
     def encode(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalised latents [1, C, F, H, W], float32, of pixels [1, 3, frames, height, width] in
@@ -233,10 +157,7 @@ class WanVae:
                 f"pixels are {list(pixels.shape[-2:])} (H, W); both must be multiples of "
                 f"{SPATIAL_COMPRESSION}. Cosmos3PolicyProcessor pads them to a canvas that is."
             )
-        raw = self.model.encode(pixels.to(self._mean.device, self._mean.dtype))
-        latents = ((raw - self._mean) * self._inverse_std).float()
-        mean, std = self._frame_scale(latents)
-        return (latents - mean) / std
+        return self.scale.normalised(self.model.encode(pixels.to(self._device, self._dtype)))
 
     def decode(self, latents: torch.Tensor, first: torch.Tensor | None = None) -> torch.Tensor:
         """Pixels [1, 3, frames, height, width] in [-1, 1], float32, of normalised latents [1, C, F,
@@ -247,30 +168,7 @@ class WanVae:
         """
         if self.model.preview is not None:
             return self.model.preview(latents, first).float()
-        mean, std = self._frame_scale(latents)
-        raw = (latents * std + mean).to(self._mean.dtype) / self._inverse_std + self._mean
-        return self.model.decode(raw).float()
-
-
-def frame_scale(
-    config: WanConfig,
-) -> Callable[[torch.Tensor], tuple[torch.Tensor | float, torch.Tensor | float]]:
-    """Return a function from latents [B, C, F, H, W] to mean and deviation [C, F, 1, 1] of their
-    frames, by default (0, 1).
-
-    Latents of a clip's later frames hold motion as well and are larger than those of its first
-    frame.
-    """
-    if not config.latent_frames:
-        return lambda latents: (0.0, 1.0)
-    table = torch.tensor(config.latent_frames)  # [frames, 2, C]
-
-    def scale(latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        index = torch.arange(latents.shape[2]).clamp(max=len(table) - 1)
-        mean, std = table[index].permute(1, 2, 0)[..., None, None].to(latents.device)
-        return mean, std
-
-    return scale
+        return self.model.decode(self.scale.raw(latents)).float()
 
 
 def materialise(

@@ -7,24 +7,24 @@ memory, so loading needs little more than the loaded weights.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
+from strands_cosmos3.engine.mapped_file import MappedFile
 from strands_cosmos3.engine.precision import EightBit
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import contained, read_json, require_file, sha256, shown
+
+if TYPE_CHECKING:
+    import torch
 
 Slices = tuple[slice, ...]  # the wanted part of a stored tensor, axis by axis; empty is all of it
 Shard = Callable[[str, tuple[int, ...]], Slices]
@@ -36,14 +36,10 @@ Index = int | Slices
 
 DTYPES = ("F32", "BF16", "F16")
 """Dtypes that are loaded, as safetensors calls them."""
-TORCH_DTYPES: Mapping[str, torch.dtype] = {
-    "F32": torch.float32,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I8": torch.int8,
-}
-"""Those that are read, some of which are dequantised before they are loaded."""
+SIZES: Mapping[str, int] = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I8": 1}
+"""Bytes of a number of those that are read, some of which are dequantised before they are
+loaded.
+"""
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _CHECK_BLOCK = 1 << 22
 _RESIDENT_BYTES = 64 << 20
@@ -113,7 +109,7 @@ class WeightSource(ABC):
                     f"expected {list(expected[key])}"
                 )
             if self.dtypes[key] not in DTYPES:
-                small = self.dtypes[key] in TORCH_DTYPES
+                small = self.dtypes[key] in SIZES
                 unless = " without hf_quant_config.json, which is missing" if small else ""
                 problems.append(
                     f"{key} is stored as {shown(self.dtypes[key])}; only "
@@ -172,6 +168,8 @@ def sliced_shape(shape: tuple[int, ...], slices: Slices) -> tuple[int, ...]:
 
 def require_finite(tensor: torch.Tensor, key: str) -> None:
     """Raise WeightsError, which names the weight, if a number is NaN or infinite."""
+    import torch
+
     # aminmax propagates NaN without a mask of the weights' size
     for block in tensor.reshape(-1).split(_CHECK_BLOCK):
         low, high = torch.aminmax(block)
@@ -202,59 +200,6 @@ def claim(stored: dict[str, str], name: str, key: str) -> None:
         raise WeightsError(
             f"{readable(key)} and {readable(other)} are both {readable(name)}; one is wrong."
         )
-
-
-class MappedFile:
-    """A safetensors file that is larger than the memory, with the part of ``safe_open``'s interface
-    that is used here. Each tensor that it returns is a copy.
-
-    safetensors' own mapping for torch is private and writable, and the kernel may refuse one that
-    memory could not back; this one is read-only and reserves none.
-    """
-
-    def __init__(self, path: Path):
-        # raises SafetensorError for a header that is not sound
-        checked: Any = safe_open(str(path), framework="np")
-        self.keys = checked.keys
-        self.metadata = checked.metadata
-        mapped = np.memmap(path, np.uint8, "r")
-        start = 8 + int.from_bytes(mapped[:8].tobytes(), "little")
-        self._header: dict[str, Any] = json.loads(mapped[8:start].tobytes())
-        self._data = mapped[start:]
-
-    def get_slice(self, name: str) -> MappedTensor:
-        """A tensor, of which parts can be read."""
-        entry = self._header[name]
-        return MappedTensor(
-            entry["dtype"], entry["shape"], self._data[slice(*entry["data_offsets"])]
-        )
-
-    def get_tensor(self, name: str) -> torch.Tensor:
-        """A whole tensor."""
-        return self.get_slice(name)[()]
-
-
-@dataclass
-class MappedTensor:
-    """A tensor of such a file, and its bytes there."""
-
-    dtype: str
-    shape: list[int]
-    data: np.ndarray
-
-    def get_dtype(self) -> str:
-        """Its dtype as safetensors calls it."""
-        return self.dtype
-
-    def get_shape(self) -> list[int]:
-        """Its whole shape."""
-        return self.shape
-
-    def __getitem__(self, index: Index) -> torch.Tensor:
-        dtype = TORCH_DTYPES[self.dtype]
-        numbers = self.data.view(f"u{dtype.itemsize}").reshape(self.shape)
-        part = np.array(numbers[index])
-        return torch.from_numpy(np.atleast_1d(part)).view(dtype).reshape(part.shape)
 
 
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -327,6 +272,13 @@ class WeightFiles(WeightSource):
         """All weight files."""
         return tuple(sorted(set(self._file_of.values())))
 
+    def place_of(self, name: str) -> tuple[Path, str, int, int]:
+        """The file of a weight, its stored name, and the first byte and number of bytes there."""
+        stored = self._stored[name]
+        path = self._file_of[stored]
+        first, size = MappedFile(path).place(stored)
+        return path, stored, first, size
+
     def _locate(self, stem: str, beside: str) -> dict[str, Path]:
         if not self.folder.is_dir():
             raise LayoutError(f"{self.folder} is not a folder; a Cosmos 3 checkpoint has one.")
@@ -361,7 +313,7 @@ class WeightFiles(WeightSource):
     def _of_main(self, main: Path) -> dict[str, Path]:
         if main.suffix == ".json":
             return self._from_index(main)
-        with opened(inside(main, self._root)) as file:
+        with opened(inside(main, self._root), "np") as file:
             return dict.fromkeys(file.keys(), main)
 
     def _from_index(self, index: Path) -> dict[str, Path]:
@@ -377,7 +329,7 @@ class WeightFiles(WeightSource):
         return {key: paths[str(name)] for key, name in weight_map.items()}
 
     def _read_header(self, path: Path, mine: set[str]) -> None:
-        with opened(path) as file:
+        with opened(path, "np") as file:
             stored = set(file.keys())
             if stored != mine:
                 raise WeightsError(
@@ -410,9 +362,9 @@ class WeightFiles(WeightSource):
                         del part
 
 
-def opened(path: Path) -> Any:
-    """Open a safetensors file for reading, after a look at its header; raises LayoutError if it
-    is not one.
+def opened(path: Path, framework: Literal["pt", "np"] = "pt") -> Any:
+    """Open a safetensors file for reading by a framework, after a look at its header; raises
+    LayoutError if it is not one.
     """
     require_file(path, LayoutError)
     try:
@@ -421,7 +373,7 @@ def opened(path: Path) -> Any:
         if header > _MAX_HEADER_BYTES:
             raise OSError(f"its header claims {header} bytes; at most {_MAX_HEADER_BYTES} are read")
         try:
-            return safe_open(str(path), framework="pt", device="cpu")
+            return safe_open(str(path), framework=framework, device="cpu")
         except RuntimeError:  # torch could not map it
             return nullcontext(MappedFile(path))
     except (SafetensorError, OSError) as error:

@@ -82,7 +82,7 @@ def open_judge(settings: Settings) -> WatchingJudge | None:
         return None
     if settings.judge != REASONER:
         return WatchingJudge(settings, made_by(settings.judge, "judge"))
-    from strands_cosmos3.backends.model_input import resolve_device
+    from strands_cosmos3.backends.devices import resolve_device
     from strands_cosmos3.reasoner.reasoner import Film, Reasoner
 
     device = resolve_device(settings.policy.engine)

@@ -28,6 +28,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.evaluation.plan import Condition
 from strands_cosmos3.evaluation.settings import Settings
 from strands_cosmos3.evaluation.sources import sources_of
+from strands_cosmos3.options import SAMPLER_BACKENDS
 from strands_cosmos3.parallel.config import ParallelConfig
 from strands_cosmos3.policy import Cosmos3Policy, Policy
 from strands_cosmos3.policy.policy import Step
@@ -46,6 +47,7 @@ class PolicySource:
         self._settings = settings
         self._options = settings.policy
         self._engine = engine
+        self._opened: Any = None
         name = self._options.policy
         self._source_sha256 = None if name is None else source_sha256(name)
         self._foreign = None if name is None else load_policy(name)
@@ -78,7 +80,7 @@ class PolicySource:
         steps = condition.policy.num_steps or self._options.sampling.num_steps
         key = steps, condition.policy.text != "random"
         if key != self._backend_key or self._backend is None:
-            if self._engine is None:
+            if self._engine is None and self._opened is None:
                 self.close()
             self._backend = self._open(*key)
             self._backend_key = key
@@ -99,14 +101,16 @@ class PolicySource:
             parallel=ParallelConfig(),  # replicas are split, and this process is not
             check_language=check_language,
         )
+        if self._opened is not None:
+            return self._opened.with_options(options)
         if self._engine is not None:
-            from strands_cosmos3.backends.native import EngineBackend  # needs torch
+            from strands_cosmos3.backends.engine_backend import EngineBackend  # needs PIL
 
             return EngineBackend(self._engine, options)
         assert policy.backend is not None  # the settings require one
         backend: Any = make_backend(policy.backend, policy.model, options, policy.action_space)
-        if policy.backend == "native":
-            self._engine = backend.engine  # the next one shares its weights
+        if policy.backend in SAMPLER_BACKENDS:
+            self._opened = backend  # the next one shares its weights
         return backend
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from strands_cosmos3.options import changed_options, option, options_of
 from strands_cosmos3.policy.options import PolicyOptions
 
-EVALUATED_BACKENDS = ("scripted", "native", "diffusers", "service", "python")
+EVALUATED_BACKENDS = ("scripted", "native", "onnx", "diffusers", "service", "python")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +16,12 @@ class PolicySettings(PolicyOptions):
     """The policy that is evaluated."""
 
     backend: (  # pyright: ignore[reportIncompatibleVariableOverride]
-        Literal["scripted", "native", "diffusers", "service", "python"] | None
+        Literal["scripted", "native", "onnx", "diffusers", "service", "python"] | None
     ) = None
-    """Source of actions: a checkpoint that sees camera images (native, the default, or diffusers),
-    the scripted expert, which reads the simulator's state and solves our tasks and libero_object, a
-    policy server (service), or an object (python).
+    """Source of actions: a checkpoint that sees camera images (native, onnx, as which the bundled
+    one runs by default where ONNX Runtime is installed, or diffusers), the scripted expert, which
+    reads the simulator's state and solves our tasks and libero_object, a policy server (service),
+    or an object (python).
     """
     policy: str | None = option(None, "python")
     """For python: module:name of a class or function without arguments; what it makes has

@@ -173,7 +173,7 @@ class Settings:
         if (policy.backend in MODEL_BACKENDS) != (policy.model is not None):
             raise ConfigError(
                 f"backend {policy.backend!r} with model={policy.model!r}: a checkpoint's folder or "
-                "hub repository belongs to native and diffusers, which need one."
+                "hub repository belongs to native, onnx and diffusers, which need one."
             )
         if (policy.backend == "python") != (policy.policy is not None):
             raise ConfigError(

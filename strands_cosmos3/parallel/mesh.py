@@ -22,7 +22,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import ParallelContext, Vae, Velocities
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Mlp, Rope, TextKV
+from strands_cosmos3.engine.sequence import Rope
+from strands_cosmos3.engine.text_cache import TextKV
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, Mlp
 from strands_cosmos3.engine.weight_files import Shard, Slices
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import (

@@ -26,7 +26,8 @@ from torch.nn import functional as F
 
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.parallel_context import Velocities
-from strands_cosmos3.engine.transformer import Attend, KeysValues, TextKV, over_prompts
+from strands_cosmos3.engine.text_cache import KeysValues, TextKV
+from strands_cosmos3.engine.transformer import Attend, over_prompts
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.parallel.collectives import Group
 

@@ -30,7 +30,7 @@ from strands_cosmos3.observe.mapping import (
     require_state_keys,
     resolve_mapping,
 )
-from strands_cosmos3.options import MODEL_BACKENDS
+from strands_cosmos3.options import MODEL_BACKENDS, SAMPLER_BACKENDS, TORCH_BACKENDS
 from strands_cosmos3.policy import preflight
 from strands_cosmos3.policy.arm import PolicyArm, resample_rows, steps_of_rows
 from strands_cosmos3.policy.options import PolicyOptions
@@ -103,8 +103,8 @@ class Cosmos3Policy(Restorable, Policy):
         "last_chunk",
     )
     default_backend: ClassVar[str] = "native"
-    """Backend when no option names one: ``native``, or ``service`` for policies that a host makes
-    by name.
+    """Backend when no option names one: ``native``, in whose place ``onnx`` runs the bundled
+    checkpoint where it can, or ``service`` for policies that a host makes by name.
     """
 
     @typed("backend", "decode_video", "dtype")
@@ -188,10 +188,13 @@ class Cosmos3Policy(Restorable, Policy):
         )
         self._arm = None if robot is None else PolicyArm(robot, arm)
         if backend is None:
-            backend = options.backend_with(model, self.default_backend)
-        if backend in ("native", "distributed") and model is None:
+            default = self.default_backend
+            if default == "native":
+                default = options.bundled_backend
+            backend = options.backend_with(model, default)
+        if backend in SAMPLER_BACKENDS and model is None:
             model = embedded_checkpoint(self.embodiment.name, robot)
-        of_model = backend in MODEL_BACKENDS
+        of_model = backend in TORCH_BACKENDS
         for_backend = replace(options, sound=options.sound and of_model).for_backend
         if backend in MODEL_BACKENDS and (
             self.decode_frames or self.mode is Mode.FORWARD_DYNAMICS

@@ -16,11 +16,14 @@ from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.embodiments import GripperConvention
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.errors import ConfigError, InputError
+from strands_cosmos3.extras import EXTRAS
 from strands_cosmos3.monitors import OnEvent
 from strands_cosmos3.options import (
     MODEL_BACKENDS,
+    TORCH_BACKENDS,
     BackendName,
     changed_options,
+    heeds,
     option,
     options_of,
     section,
@@ -89,15 +92,17 @@ class PolicyOptions:
     """
 
     backend: BackendName | None = None
-    """Where actions come from: a checkpoint in this process (native), in several (distributed) or
-    in the stock diffusers pipeline (diffusers), a policy server (service), a recording (replay), or
-    an expert that reads the simulator's state (scripted). None: distributed where degrees of
-    parallelism are given, service with its address, else native.
+    """Where actions come from: a checkpoint in this process, by PyTorch (native) or as exported
+    graphs (onnx), in several processes (distributed) or in the stock diffusers pipeline
+    (diffusers), a policy server (service), a recording (replay), or an expert that reads the
+    simulator's state (scripted). None: distributed where degrees of parallelism are given, service
+    with its address, onnx for the bundled policy where ONNX Runtime is installed and heeds the
+    options, else native.
     """
     model: str | None = option(None, *MODEL_BACKENDS)
-    """For native, distributed and diffusers: a checkpoint's folder, or owner/name[@revision] on
-    the Hugging Face hub. None is the
-    bundled policy, which can reach, pick and place on one simulated table.
+    """For native, onnx, distributed and diffusers: a checkpoint's folder, or owner/name[@revision]
+    on the Hugging Face hub; for onnx also the folder of its graphs. None is the bundled
+    policy, which can reach, pick and place on one simulated table.
     """
     action_space: Literal["midtrain", "joint_pos"] | None = None
     """Action space, where neither the checkpoint nor the server states it: pose deltas (midtrain)
@@ -117,7 +122,7 @@ class PolicyOptions:
     """Frames of the predicted video to decode: the observed one and one for each row. None is all
     of them.
     """
-    sound: bool = option(False, *MODEL_BACKENDS, "service")
+    sound: bool = option(False, *TORCH_BACKENDS, "service")
     """Predict the sound of the video too: last_rollout["sound"], and the track of a film. It is
     denoised with the actions, which are then others than without it. For checkpoints that have ears
     (checkpoint inspect), and servers of this package that were started with it.
@@ -199,6 +204,14 @@ class PolicyOptions:
         if self.parallel.ranks > 1:
             return "distributed"
         return default if model is None else "native"
+
+    @property
+    def bundled_backend(self) -> str:
+        """What runs the bundled policy: its exported graphs, where ONNX Runtime is installed and
+        heeds every option that is set, else this package's engine in torch.
+        """
+        usable = not EXTRAS["onnx"].absent and heeds("onnx", self)
+        return "onnx" if usable else "native"
 
     @property
     def for_backend(self) -> BackendOptions:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 import torch
 
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.loading import load_action_head, load_transformer
 from strands_cosmos3.engine.transformer import GENERATION_NAMES
 from strands_cosmos3.engine.weights import HEAD_KEYS, checkpoint_key
 from strands_cosmos3.errors import ConfigError, MissingDependencyError
@@ -127,8 +128,8 @@ def load_policy(checkpoint: Checkpoint, domain: int) -> TrainedPolicy:
     """The transformer of a checkpoint and the head of one domain, in float32, for training."""
     device = torch.device("cpu")
     dtype = torch.float32
-    head = checkpoint.load_action_head(domain, device, dtype)
-    return TrainedPolicy(checkpoint.load_transformer(device, dtype), head)
+    head = load_action_head(checkpoint, domain, device, dtype)
+    return TrainedPolicy(load_transformer(checkpoint, device, dtype), head)
 
 
 def replace_weights(

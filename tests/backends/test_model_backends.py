@@ -24,8 +24,8 @@ from strands_cosmos3.actions.decode import decode_chunk  # noqa: E402
 from strands_cosmos3.actions.stats import load_action_stats  # noqa: E402
 from strands_cosmos3.backends import BACKENDS, make_backend, required_inputs  # noqa: E402
 from strands_cosmos3.backends.base import Backend  # noqa: E402
+from strands_cosmos3.backends.engine_backend import EngineBackend  # noqa: E402
 from strands_cosmos3.backends.model_input import ModelInput, as_pictures  # noqa: E402
-from strands_cosmos3.backends.native import EngineBackend  # noqa: E402
 from strands_cosmos3.embodiments import DROID_RIG, get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.frames import compose_views  # noqa: E402
@@ -561,7 +561,8 @@ def test_the_composition_can_be_chosen(folder):
     with pytest.raises(InputError, match=r"'stretch'.*Valid: framework, letterbox"):
         Cosmos3Policy("droid", model=str(folder), options={"composition": "stretch"})
     with pytest.raises(
-        ConfigError, match="composition belongs to backend native or distributed, not to scripted"
+        ConfigError,
+        match="composition belongs to backend native, onnx or distributed, not to scripted",
     ):
         Cosmos3Policy("droid", backend="scripted", options={"composition": "letterbox"})
 

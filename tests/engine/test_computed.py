@@ -21,7 +21,7 @@ from strands_cosmos3.engine.formats.framework import FrameworkExport
 from strands_cosmos3.engine.formats.layout import Layout
 from strands_cosmos3.engine.sampler import SchedulerConfig
 from strands_cosmos3.engine.tokens import PromptTokenizer
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.errors import LayoutError, VariantError
 
 SCHEDULER = json.loads((LAYOUT / "scheduler/scheduler_config.json").read_text())

@@ -35,6 +35,7 @@ from strands_cosmos3.engine.formats.dcp import DcpFiles, DcpRun, model_folder
 from strands_cosmos3.engine.formats.detect import kind_of, open_layout
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.inspect import inspect
+from strands_cosmos3.engine.loading import load_action_head
 from strands_cosmos3.engine.request import Cosmos3ActionRequest
 from strands_cosmos3.engine.weights import expected_shapes
 from strands_cosmos3.errors import ConfigError, ContractError, LayoutError, WeightsError
@@ -579,7 +580,7 @@ def test_an_archive_that_runs_code(sound, checkpoints, tmp_path):
     damaged.edit_dcp(to_evil)(folder)
     checkpoint = Checkpoint.open(open_layout(folder, checkpoints["silu"]))
     with pytest.raises(LayoutError, match="nothing of it was run"):
-        checkpoint.load_action_head(8, torch.device("cpu"), torch.float32)
+        load_action_head(checkpoint, 8, torch.device("cpu"), torch.float32)
     assert not damaged.EXECUTED.exists()
 
 

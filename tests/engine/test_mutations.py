@@ -14,6 +14,7 @@ from helpers.cosmos3_oracle import PROMPT_IDS, Case, engine, request
 from helpers.parity import case_share, reference_of, rms
 from strands_cosmos3.engine import denoising, sampler, sequence, transformer, vae, wan
 from strands_cosmos3.engine import engine as engine_module
+from strands_cosmos3.engine import inference as inference_module
 
 MUTATIONS = {}
 
@@ -391,7 +392,7 @@ def _positions(patch, change):
 
 
 def _replace(patch, name, function):
-    for module in (engine_module, denoising):
+    for module in (engine_module, inference_module, denoising):
         if hasattr(module, name):
             patch.setattr(module, name, function)
 

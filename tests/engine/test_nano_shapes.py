@@ -13,7 +13,8 @@ from nano_latency import NANO
 from strands_cosmos3.engine.graphs import compile_layers, compiling
 from strands_cosmos3.engine.quantised import Int8Linear, Quantization, install, linears
 from strands_cosmos3.engine.sequence import SequenceLayout
-from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer, TextKV, side_by_side
+from strands_cosmos3.engine.text_cache import TextKV, side_by_side
+from strands_cosmos3.engine.transformer import ActionHead, Cosmos3Transformer
 from strands_cosmos3.engine.vae import materialise
 from strands_cosmos3.errors import ConfigError
 

@@ -29,7 +29,8 @@ from strands_cosmos3.engine.sequence import (
     generation_positions,
     patchify,
 )
-from strands_cosmos3.engine.transformer import TextKV, rope_tables, side_by_side
+from strands_cosmos3.engine.text_cache import TextKV, side_by_side
+from strands_cosmos3.engine.transformer import rope_tables
 
 DTYPES = (torch.float32, torch.bfloat16)
 MODES = ("policy", "forward_dynamics", "inverse_dynamics")

@@ -20,7 +20,9 @@ from helpers.training_data import random_preview, write_preview
 from strands_cosmos3.embodiments import DROID_RIG
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.engine import Cosmos3Engine
-from strands_cosmos3.engine.vae import NovelPictureWarning, PreviewDecoder
+from strands_cosmos3.engine.loading import load_preview
+from strands_cosmos3.engine.novelty import NovelPictureWarning
+from strands_cosmos3.engine.vae import PreviewDecoder
 from strands_cosmos3.errors import ConfigError, LayoutError, WeightsError
 from strands_cosmos3.parallel.sharded_vae import ShardedVae
 from strands_cosmos3.policy import Cosmos3Policy
@@ -216,7 +218,7 @@ def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, wi
     other = replace(asked, cond_video_pixels=asked.cond_video_pixels.flip(-1), seed=5)
     with Cosmos3Engine.from_pretrained(telling, dtype=torch.float32) as engine:
         first, second, third = engine.step_batch([asked, other, replace(asked, seed=9)])
-        decoder = Checkpoint.open(telling).load_preview(torch.device("cpu"), torch.float32)
+        decoder = load_preview(Checkpoint.open(telling), torch.device("cpu"), torch.float32)
         with torch.no_grad():
             latents = engine.vae.encode(asked.cond_video_pixels[:, :, :1])
             made = decoder(latents).clamp(-1, 1)
@@ -233,7 +235,7 @@ def test_novelty_is_the_error_of_the_first_picture_over_the_quantile(telling, wi
 def test_a_film_begins_with_its_own_picture_as_novelty_saw_it(telling, with_preview):
     asked = replace(request(Case(telling, steps=1)), decode_frames=9)
     other = replace(asked, cond_video_pixels=asked.cond_video_pixels.flip(-1), seed=5)
-    decoder = Checkpoint.open(telling).load_preview(torch.device("cpu"), torch.float32)
+    decoder = load_preview(Checkpoint.open(telling), torch.device("cpu"), torch.float32)
     exact = in_float64(decoder)
 
     def check(result, count):

@@ -17,8 +17,8 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.convert import convert
 from strands_cosmos3.engine.formats.detect import open_layout
+from strands_cosmos3.engine.mapped_file import MappedFile
 from strands_cosmos3.engine.transformer import Cosmos3Transformer
-from strands_cosmos3.engine.weight_files import MappedFile
 from strands_cosmos3.engine.weights import checkpoint_key, expected_shapes
 
 COUNTS = {

@@ -22,6 +22,7 @@ from helpers.parity import case_share, reference, rms
 from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3.engine import denoising, preflight, sequence
 from strands_cosmos3.engine import engine as engine_module
+from strands_cosmos3.engine import inference as inference_module
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.engine import Cosmos3Engine
@@ -438,7 +439,7 @@ def without_modality(patch):
 
 def without_time(patch):
     """As if sound were given."""
-    original = engine_module.noisy_tokens
+    original = inference_module.noisy_tokens
 
     def noisy(streams):
         flags = original(streams).clone()
@@ -446,7 +447,7 @@ def without_time(patch):
         flags[:, first : first + streams[SOUND].start_RnP.shape[1]] = 0
         return flags
 
-    patch.setattr(engine_module, "noisy_tokens", noisy)
+    patch.setattr(inference_module, "noisy_tokens", noisy)
 
 
 def first_latent_given(patch):

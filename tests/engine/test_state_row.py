@@ -14,7 +14,7 @@ import torch
 from helpers.cosmos3_oracle import CHUNK, Case, engine, request
 from helpers.parity import reference, share
 from helpers.stock_loop import stock_pixels
-from strands_cosmos3.engine import engine as engine_module
+from strands_cosmos3.engine import inference as inference_module
 from strands_cosmos3.engine import sequence, transformer
 from strands_cosmos3.engine.engine import Cosmos3Engine
 from strands_cosmos3.errors import InputError
@@ -148,7 +148,7 @@ def _with_time_on_the_state(patch):
 def _layout(patch, **changes):
     original = sequence.SequenceLayout
     patch.setattr(
-        engine_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes})
+        inference_module, "SequenceLayout", lambda **fields: original(**{**fields, **changes})
     )
 
 

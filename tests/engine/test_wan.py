@@ -10,8 +10,9 @@ from diffusers import AutoencoderKLWan
 
 from helpers.parity import in_float64, share
 from recipes.random_checkpoint import fresh_vae
-from strands_cosmos3.engine.vae import frame_scale
-from strands_cosmos3.engine.wan import WanAutoencoder, WanConfig
+from strands_cosmos3.engine.latents import frame_scale
+from strands_cosmos3.engine.wan import WanAutoencoder
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.errors import LayoutError
 
 SIZES = [(8, 12, 16), (12, 8, 48)]

@@ -15,7 +15,7 @@ from recipes.table_policy.clip_latents import (
     encoded_ticks,
 )
 from recipes.vae_training import make_vae
-from strands_cosmos3.engine.wan import WanConfig
+from strands_cosmos3.engine.wan_config import WanConfig
 from strands_cosmos3.training.windows import ROWS
 
 LENGTHS = (40, 23, 17, 5, 32)

@@ -22,6 +22,7 @@ from strands_cosmos3.actions.controller_rows import decode_rows, encode_actions,
 from strands_cosmos3.datasets import ACTION, Dataset, DatasetSpec, DatasetWriter, Feature
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.loading import load_action_head
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.errors import ConfigError
 from strands_cosmos3.training.options import PostConfig
@@ -153,7 +154,7 @@ def test_the_start_has_liberos_contract(start):
     assert stats.raw is not None
     device = torch.device("cpu")
     head, before = (
-        one.load_action_head(domain, device, torch.float32)
+        load_action_head(one, domain, device, torch.float32)
         for one, domain in ((made, 5), (source, 8))
     )
     assert torch.equal(head.w_out, before.w_out)

@@ -23,7 +23,7 @@ from strands_cosmos3.actions.controller_rows import (
 )
 from strands_cosmos3.actions.decode import decode_limbs
 from strands_cosmos3.actions.stats import normalize_quantile
-from strands_cosmos3.backends.native import EngineBackend
+from strands_cosmos3.backends.engine_backend import EngineBackend
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint, locate

@@ -29,6 +29,7 @@ from strands_cosmos3.datasets.arm_rows import poses_of
 from strands_cosmos3.datasets.spec import EXPERT, LABELLED
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.checkpoint import Checkpoint
+from strands_cosmos3.engine.loading import load_action_head
 from strands_cosmos3.engine.vae import WanVae
 from strands_cosmos3.errors import ConfigError, Cosmos3Error
 from strands_cosmos3.evaluation.runner import AssignmentRunner
@@ -330,8 +331,8 @@ def test_answers_lead_to_the_cube_that_the_sentence_names():
 
 def test_heads_that_no_training_filled_begin_as_those_of_the_checkpoints_domain(post):
     source, how = Checkpoint.open(TABLE_POLICY), (torch.device("cpu"), torch.float32)
-    assert not source.load_action_head(UR.domain_id, *how).w_in.any()
-    head = source.load_action_head(get_embodiment("droid").domain_id, *how)
+    assert not load_action_head(source, UR.domain_id, *how).w_in.any()
+    head = load_action_head(source, get_embodiment("droid").domain_id, *how)
     assert torch.equal(post.policy.w_in, head.w_in)
     assert torch.equal(post.policy.w_out, head.w_out)
 
@@ -349,7 +350,7 @@ def test_the_exported_checkpoint_says_what_it_is(post):
     assert "2 episodes, 18 frames" in card
     assert re.search(r"\| cost \| .* of training, without encoding the pictures: .* cores", card)
     assert (made.root / "SOURCE.md").read_text() == (source.root / "README.md").read_text()
-    assert made.load_action_head(UR.domain_id, torch.device("cpu"), torch.float32).w_in.any()
+    assert load_action_head(made, UR.domain_id, torch.device("cpu"), torch.float32).w_in.any()
 
 
 def test_a_dataset_that_states_no_embodiment_is_known_by_its_robot(tmp_path):

@@ -20,7 +20,8 @@ from strands_cosmos3.engine.sequence import (
     patchify,
     text_positions,
 )
-from strands_cosmos3.engine.transformer import rope_tables, side_by_side
+from strands_cosmos3.engine.text_cache import side_by_side
+from strands_cosmos3.engine.transformer import rope_tables
 from strands_cosmos3.training import matching
 from strands_cosmos3.training.flow import read_prompts, velocity
 from strands_cosmos3.training.matching import (

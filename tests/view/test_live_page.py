@@ -18,7 +18,7 @@ import mujoco
 import numpy as np
 import pytest
 
-from strands_cosmos3.backends.native import NOVELTY
+from strands_cosmos3.backends.engine_backend import NOVELTY
 from strands_cosmos3.cli import main
 from strands_cosmos3.datasets import DatasetWriter
 from strands_cosmos3.errors import ConfigError, InputError

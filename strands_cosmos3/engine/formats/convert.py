@@ -20,16 +20,16 @@ from safetensors.torch import save_file
 from strands_cosmos3.actions.stats import FIGURES
 from strands_cosmos3.engine.checkpoint import STATISTICS, Checkpoint
 from strands_cosmos3.engine.formats.contract import CONTRACT, FIELDS, require_complete
-from strands_cosmos3.engine.formats.eight_bit import STATED, Quantised
-from strands_cosmos3.engine.formats.layout import CONFIG_FILES
+from strands_cosmos3.engine.formats.eight_bit import Quantised
+from strands_cosmos3.engine.formats.layout import CONFIG_FILES, STATED
 from strands_cosmos3.engine.formats.lerobot import exported_config, exported_step
 from strands_cosmos3.engine.metadata import METADATA
 from strands_cosmos3.engine.options import EngineOptions
 from strands_cosmos3.engine.quantised import linears
 from strands_cosmos3.engine.senses import lacking_senses, require_eyes
+from strands_cosmos3.engine.torch_dtypes import TORCH_DTYPES
 from strands_cosmos3.engine.weight_files import (
     STEM,
-    TORCH_DTYPES,
     WeightSource,
     inside,
     read_config,

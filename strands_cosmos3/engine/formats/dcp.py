@@ -26,8 +26,8 @@ import torch
 from strands_cosmos3.engine.formats.framework import is_vision, renamed, require_vision
 from strands_cosmos3.engine.formats.layout import OnBase
 from strands_cosmos3.engine.formats.sources import Renamed
+from strands_cosmos3.engine.torch_dtypes import TORCH_DTYPES
 from strands_cosmos3.engine.weight_files import (
-    TORCH_DTYPES,
     Index,
     WeightSource,
     inside,

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strands_cosmos3.engine.formats import dcp
-from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
 from strands_cosmos3.engine.formats.contract import CONTRACT, Stated, fields_of, read_contract
-from strands_cosmos3.engine.formats.eight_bit import EightBitLayout, stated_blocks
-from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
-from strands_cosmos3.engine.formats.layout import Layout, OnBase
-from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
+from strands_cosmos3.engine.formats.layout import Layout, OnBase, stated_blocks
 from strands_cosmos3.engine.variants import VARIANTS, existing, locate, repository_of
 from strands_cosmos3.engine.weight_files import read_config
 from strands_cosmos3.errors import ConfigError, ContractError, LayoutError
@@ -78,10 +73,25 @@ def open_layout(
 
 
 def kind_of(root: Path) -> type[Layout]:
-    """The format of a folder; raises LayoutError for one that only looks like Cosmos 3's."""
+    """The format of a folder; raises LayoutError for one that only looks like Cosmos 3's. Those
+    that are read with torch are imported when a folder has them.
+    """
     has = lambda name: os.path.lexists(root / name)  # noqa: E731
     if has("transformer"):
-        return EightBitLayout if stated_blocks(root) else Layout
+        if not stated_blocks(root):
+            return Layout
+        from strands_cosmos3.engine.formats.eight_bit import EightBitLayout
+
+        return EightBitLayout
+    return _foreign_kind(root, has)
+
+
+def _foreign_kind(root: Path, has: Callable[[str], bool]) -> type[Layout]:
+    from strands_cosmos3.engine.formats import dcp
+    from strands_cosmos3.engine.formats.adapters import CONFIGS, Adapter
+    from strands_cosmos3.engine.formats.framework import MODEL_TYPE, FrameworkExport
+    from strands_cosmos3.engine.formats.lerobot import TYPES, LeRobotPolicy
+
     if has("config.json"):
         config: Mapping[str, Any] = read_config(root / "config.json", root)
         if config.get("model_type") == MODEL_TYPE:
@@ -104,7 +114,7 @@ def kind_of(root: Path) -> type[Layout]:
 
 def _layout(root: Path, contracts: Sequence[Stated], base: str | Path | None, depth: int) -> Layout:
     kind = kind_of(root) if os.path.isdir(root) else Layout
-    names = os.listdir(root) if os.path.isdir(root) and kind is not Adapter else []
+    names = os.listdir(root) if os.path.isdir(root) and kind.format != "adapter" else []
     if adapters := sorted(filter(_ADAPTED.search, names)):
         raise LayoutError(
             f"{root} holds {shown(adapters[0])} beside a whole checkpoint ({kind.format}), which "

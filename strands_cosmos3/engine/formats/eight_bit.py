@@ -16,7 +16,6 @@ Source of FP8: cosmos-framework 5eee9ed5 ``utils/generator/quantization.py``, Mo
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -27,9 +26,10 @@ import torch
 from strands_cosmos3.engine.config import TransformerConfig
 from strands_cosmos3.engine.formats.framework import renamed
 from strands_cosmos3.engine.formats.layout import (
-    CONFIG_FILES,
+    STATED,
     Layout,
     require_implemented,
+    stated_blocks,
 )
 from strands_cosmos3.engine.formats.sources import Renamed, Wanted
 from strands_cosmos3.engine.precision import (
@@ -43,18 +43,13 @@ from strands_cosmos3.engine.quantised import linears, rounded, row_scales
 from strands_cosmos3.engine.weight_files import (
     WeightFiles,
     WeightSource,
-    read_config,
     readable,
 )
 from strands_cosmos3.errors import LayoutError, WeightsError
 from strands_cosmos3.resources import shown
 
-QUANTIZATION = "hf_quant_config.json"
-STATED = "quantization_config"
 OURS = "strands_cosmos3"
 """The ``quant_method`` of files that this package writes."""
-_CONFIG = CONFIG_FILES["transformer"]
-_FILES = (QUANTIZATION, f"transformer/{QUANTIZATION}")
 _POLICY = "diffusion_step_policy"
 _QUANTIZERS = "_quantizer."
 # the largest numbers, of which the scales were made; outputs, keys and scores are not rounded here
@@ -69,21 +64,6 @@ _INSTEAD = (
     "Only ModelOpt's FP8 with one scale a tensor and this package's INT8 are read; take the BF16 "
     "checkpoint that it was made from."
 )
-
-
-def stated_blocks(root: Path) -> dict[str, Mapping[str, Any]]:
-    """What a folder states of its quantisation, by the place where it does; empty if nothing."""
-    blocks: dict[str, Mapping[str, Any]] = {
-        name: read_config(root / name, root) for name in _FILES if os.path.lexists(root / name)
-    }
-    if os.path.isfile(root / _CONFIG):
-        try:
-            config = read_config(root / _CONFIG, root)
-        except LayoutError:  # which names itself where the config is read
-            config = {}
-        if config.get(STATED) is not None:
-            blocks[f"{_CONFIG}: {STATED}"] = config[STATED]
-    return blocks
 
 
 class EightBitLayout(Layout):

@@ -34,7 +34,7 @@ from strands_cosmos3.engine.senses import (
 )
 from strands_cosmos3.engine.sound import sound_bytes
 from strands_cosmos3.engine.variants import VARIANTS
-from strands_cosmos3.engine.weight_files import TORCH_DTYPES, WeightSource
+from strands_cosmos3.engine.weight_files import SIZES, WeightSource
 from strands_cosmos3.errors import CheckpointError, Cosmos3Error, InputError
 
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
@@ -168,7 +168,7 @@ def _part(weights: WeightSource, keys: Iterable[str]) -> dict[str, Any]:
         count = math.prod(weights.shapes[key])
         stored[dtype] += 1
         numbers += count
-        size += count * TORCH_DTYPES[dtype].itemsize if dtype in TORCH_DTYPES else 0
+        size += count * SIZES.get(dtype, 0)
     return {
         "tensors": stored.total(),
         "numbers": numbers,

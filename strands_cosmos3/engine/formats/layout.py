@@ -30,6 +30,10 @@ CONFIG_FILES: Mapping[str, str] = {
     "scheduler": "scheduler/scheduler_config.json",
 }
 """Part of a checkpoint -> its config in the released layout."""
+QUANTIZATION = "hf_quant_config.json"
+STATED = "quantization_config"
+_CONFIG = CONFIG_FILES["transformer"]
+_QUANTIZATIONS = (QUANTIZATION, f"transformer/{QUANTIZATION}")
 _PARTS = (*CONFIG_FILES, "text_tokenizer", "preview_decoder")
 IMPLEMENTED: Mapping[str, Mapping[str, list[Any]]] = read_toml(
     Path(__file__).with_name("implemented.toml")
@@ -200,3 +204,20 @@ def require_implemented(config: Mapping[str, Any], kind: str, where: Path, inste
             f"{where}: {', '.join(refused[:6])}: not implemented. Implemented are "
             f"{', '.join(implemented)}. {instead}"
         )
+
+
+def stated_blocks(root: Path) -> dict[str, Mapping[str, Any]]:
+    """What a folder states of its quantisation, by the place where it does; empty if nothing."""
+    blocks: dict[str, Mapping[str, Any]] = {
+        name: read_config(root / name, root)
+        for name in _QUANTIZATIONS
+        if os.path.lexists(root / name)
+    }
+    if os.path.isfile(root / _CONFIG):
+        try:
+            config = read_config(root / _CONFIG, root)
+        except LayoutError:  # which names itself where the config is read
+            config = {}
+        if config.get(STATED) is not None:
+            blocks[f"{_CONFIG}: {STATED}"] = config[STATED]
+    return blocks

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from strands_cosmos3.backends.base import Backend, WrappedBackend
-from strands_cosmos3.backends.native import EngineBackend
+from strands_cosmos3.backends.engine_backend import EngineBackend
 from strands_cosmos3.checks import F64
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.engine.engine import Cosmos3Engine
