@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strands_cosmos3 import Cosmos3Policy, Robot
+from strands_cosmos3 import Cosmos3Policy, PolicyOptions, Robot
 from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.cli import main
 from strands_cosmos3.embedded import embedded_checkpoint
@@ -23,6 +23,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.extras import Extra
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.sim.render import Renderer
 
@@ -88,7 +89,7 @@ def test_diffusers_classes_load_it():
 
 def test_it_is_what_runs_where_nothing_else_is_named():
     with Cosmos3Policy(embodiment="droid", robot="panda") as policy:
-        assert policy.info.name == "native"
+        assert policy.info.name == PolicyOptions().bundled_backend
         assert policy.info.requires_images
         assert not policy.info.needs_privileged
         with closing(NativeBackend(embedded_checkpoint())) as named:
@@ -97,6 +98,17 @@ def test_it_is_what_runs_where_nothing_else_is_named():
             served.warm_up()  # it refuses what it does not understand
         assert policy.prefix_rows == 0, "it declares none: it succeeds more often without"
         assert policy.prefix_rows == 0
+
+
+def test_onnx_runs_it_where_it_heeds_every_option(monkeypatch):
+    """Graphs come with it; what they do not heed, torch's engine does."""
+    monkeypatch.setattr(Extra, "absent", ())
+    assert PolicyOptions().bundled_backend == "onnx"
+    assert PolicyOptions.of({"num_steps": 2, "replan_rows": 4}).bundled_backend == "onnx"
+    for option in ({"quantize": "int8"}, {"dtype": "bfloat16"}, {"device": "cpu"}, {"sound": True}):
+        assert PolicyOptions.of(option).bundled_backend == "native", option
+    monkeypatch.setattr(Extra, "absent", ("onnxruntime",))
+    assert PolicyOptions().bundled_backend == "native"
 
 
 @pytest.mark.parametrize(
