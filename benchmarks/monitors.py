@@ -1,5 +1,5 @@
 """The input monitors: what they cost an inference, and with episodes of the bundled policy and the
-expert on our table also how many faults of the views they name, and how many events of sound ones.
+expert on our table also how many faults of the views they name, and what they name without one.
 
 A fault is put into the views that an episode shows; the episode itself goes on with sound ones.
 """
@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,20 +26,26 @@ from strands_cosmos3.input_monitor import InputMonitor
 from strands_cosmos3.monitors import InputWarning
 from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Request
 from strands_cosmos3.worlds.table.expert import ScriptedBackend
-from strands_cosmos3.worlds.world import Start, get_world
+from strands_cosmos3.worlds.world import Session, Start, get_world
 
 Views = Mapping[str, NDArray[np.uint8]]
 _HW = 180, 320
 _CONDITIONS = (
     "",
     "light=0.6",
+    "",
     "table=parquet",
+    "",
     "camera=1",
     "",
     "crowded",
+    "",
     "table=white",
+    "",
     "cubes=32",
+    "",
     "close",
+    "",
     "mount=5",
 )
 _TASKS = {"expert": ("pick", "reach", "place", "stack"), "bundled": ("pick", "reach", "place")}
@@ -82,7 +89,7 @@ def run(calls: int = 400, episodes: int = 0, seed: int = 0) -> dict[str, Any]:
 
     Args:
         calls: Calls to time.
-        episodes: Episodes on the table, half of them the expert's; each takes about a second.
+        episodes: Episodes on the table, half of them the expert's; each takes a few seconds.
         seed: Of the first episode.
     """
     figures: dict[str, Any] = {"calls": calls, "look_ms": report.quantiles(_cost_ms(calls))}
@@ -91,26 +98,50 @@ def run(calls: int = 400, episodes: int = 0, seed: int = 0) -> dict[str, Any]:
     named: Counter[str] = Counter()
     tried: Counter[str] = Counter()
     false: Counter[str] = Counter()
-    for i in range(episodes):
-        source = list(_TASKS)[i % 2]
-        task = _TASKS[source][i // 2 % len(_TASKS[source])]
-        condition = _CONDITIONS[i // 2 % len(_CONDITIONS)]
-        seen, events = _episode(source, task, condition, seed + i)
-        false.update(events)
-        if events:
-            report.progress(f"episode {i} ({source}, {task}, {condition}): {events}")
-        for fault, hit in _faults(seen, np.random.default_rng([seed + i, 1])):
-            tried[fault] += 1
-            named[fault] += hit
-            if not hit:
-                report.progress(f"episode {i} ({source}, {task}, {condition}): missed {fault}")
-        if i % 20 == 19:
-            report.progress(f"monitors: {i + 1} of {episodes} episodes")
+    ended: Counter[str] = Counter()
+    world = get_world("table")
+    with world.open() as session, ExitStack() as opened:
+        policies = [
+            opened.enter_context(_policy(session, backend)) for backend in (_Expert(), None)
+        ]
+        for i in range(episodes):
+            source, tasks = list(_TASKS.items())[i % 2]
+            task = tasks[i // 2 % len(tasks)]
+            condition = _CONDITIONS[i // 2 % len(_CONDITIONS)]
+            change = world.variation.change(condition) if condition else {}
+            instruction = world.instruction(task, seed + i)
+            session.reset(Start(task, seed + i, seed + i, instruction, world.variation(**change)))
+            policy = policies[i % 2]
+            policy.seen = []
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", InputWarning)
+                rollout = session.run(policy)
+            events = [name for name in InputMonitor.counters if rollout.counters[name]]
+            false.update(events)
+            kind = f"{condition or 'nominal'}, {rollout.outcome}"
+            ended[kind] += 1
+            false[f"stalled ({kind})"] += rollout.counters["stalled"] > 0
+            faults = dict(_faults(policy.seen, np.random.default_rng([seed + i, 1])))
+            tried.update(list(faults))
+            named.update(fault for fault, hit in faults.items() if hit)
+            missed = [fault for fault, hit in faults.items() if not hit]
+            if events or missed:
+                report.progress(
+                    f"episode {i} ({source}, {task}, {kind}): named {events}, missed {missed}"
+                )
+            if i % 20 == 19:
+                report.progress(f"monitors: {i + 1} of {episodes} episodes")
     return figures | {
-        "episodes": episodes,
-        "events_of_sound_inputs": dict(false),
+        "episodes": dict(ended),
+        "events_of_sound_inputs": {name: n for name, n in false.items() if n},
         "faults_named": {name: f"{named[name]} of {tried[name]}" for name in sorted(tried)},
     }
+
+
+def _policy(session: Session, backend: Any) -> _Recorded:
+    return _Recorded(
+        backend=backend, options=session.policy_options(), **session.policy_arguments()
+    )
 
 
 def _cost_ms(calls: int) -> list[float]:
@@ -144,26 +175,6 @@ def _cost_ms(calls: int) -> list[float]:
         monitor.follow(rows + 0.05 * i, row_times_s)
         spent_ms.append((time.thread_time() - started_s) * 1e3)
     return spent_ms
-
-
-def _episode(source: str, task: str, condition: str, seed: int) -> tuple[list[Seen], list[str]]:
-    """What an episode's monitors were shown, and the events that they named."""
-    world = get_world("table")
-    variation = world.variation(**(world.variation.change(condition) if condition else {}))
-    start = Start(task, seed, seed, world.instruction(task, seed), variation)
-    with world.open() as session:
-        session.reset(start)
-        arguments = session.policy_arguments()
-        backend: Any = _Expert() if source == "expert" else None
-        options = session.policy_options()
-        with (
-            _Recorded(backend=backend, options=options, **arguments) as policy,
-            warnings.catch_warnings(),
-        ):
-            warnings.simplefilter("ignore", InputWarning)
-            policy.seen = []
-            rollout = session.run(policy)
-    return policy.seen, [n for n in InputMonitor.counters if rollout.counters[n]]
 
 
 def _faults(seen: list[Seen], rng: np.random.Generator) -> Iterator[tuple[str, bool]]:

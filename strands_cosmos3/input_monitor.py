@@ -9,7 +9,7 @@ coordinates, T rows of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import permutations
 from operator import itemgetter
@@ -35,7 +35,8 @@ _COPY = 3.0  # mean difference of two pictures of the same view
 _STILL = 9.0  # largest difference of a block that compression makes
 _ROUNDING = 0.5  # mean difference that means nothing
 # from which a picture is rather another one: logarithms of how many times nearer that is
-_SWAPPED, _TURNED, _EXCHANGED = 0.2, 0.08, 0.1
+_SWAPPED, _TURNED, _EXCHANGED = 0.2, 0.15, 0.1
+_LIKE = 0.1  # correlation with what it was turned from
 _MOVED_M, _MOVED_RAD = 0.02, 0.04  # of the hand, or of all joints where no pose is known
 
 
@@ -54,11 +55,14 @@ _OF_POSITION = _Tolerances(rest=0.001, commanded=0.04, jump=0.15)  # m
 
 @dataclass(frozen=True, eq=False)
 class _Shown:
-    """What a view showed: blocks [R, C, 3] of the last inference; luma [R, C] of when it last
-    changed, where the arm was then, and whether that has moved since.
+    """What a view showed: blocks [R, C, 3] of the last inference, and their luma's mean [R, C] over
+    ``looks`` inferences; luma [R, C] of when it last changed, where the arm was then, and whether
+    that has moved since.
     """
 
     blocks: F32
+    usual: F32
+    looks: int
     luma: F32
     place: F64 | None
     frozen: bool = False
@@ -142,16 +146,20 @@ class InputMonitor(Restorable):
         before = [self._shown[name] for name in names] if known else []
         turned = np.zeros(len(names), np.bool_)
         if known:
-            was = np.stack([shown.blocks for shown in before])
-            for name, text, which in _turned(names, now, was):
+            was, usual = (
+                np.stack(of)
+                for of in zip(*((one.blocks, one.usual) for one in before), strict=True)
+            )
+            for name, text, which in _turned(names, now, was, usual):
                 turned |= which
                 yield name, text
         shown: dict[str, _Shown] = {}
         for i, name in enumerate(names):
-            last = before[i] if known else _Shown(now[i], luma[i], place)
-            # what is turned is compared with what it was until it is right again
-            blocks = last.blocks if turned[i] else now[i]
-            shown[name] = _compared(last, blocks, luma[i], place)
+            last = before[i] if known else _Shown(now[i], luma[i], 0, luma[i], place)
+            if not turned[i]:  # else it is compared with what it was until it is right again
+                usual = last.usual + (luma[i] - last.usual) / (last.looks + 1)
+                last = replace(last, blocks=now[i], usual=usual, looks=last.looks + 1)
+            shown[name] = _compared(last, luma[i], place)
             if shown[name].frozen and not plain[i]:
                 text = f"view {name!r} does not change while the hand moves: is its camera frozen?"
                 yield "camera_frozen", text
@@ -217,14 +225,19 @@ def _copies(names: tuple[str, ...], luma: F32, plain: NDArray[np.bool_]) -> Iter
 
 
 def _turned(
-    names: tuple[str, ...], now: F32, was: F32
+    names: tuple[str, ...], now: F32, was: F32, usual: F32
 ) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    """Yield how views differ from themselves before: the event, a sentence, and which [V]."""
+    """Yield how views differ from themselves before, the last time and the luma's mean: the event,
+    a sentence, and which [V].
+    """
     luma, luma_was = now @ _LUMA, was @ _LUMA
     swapped = _swapped(luma, luma_was)
+    flipped = _flipped(luma, luma_was)
+    if flipped.any():  # a camera on the hand may see quite another scene
+        flipped &= _flipped(luma, usual)
     for event, which, how in (
         ("camera_swapped", swapped, "have changed places"),
-        ("camera_upside_down", ~swapped & _upside_down(luma, luma_was), "are upside down by now"),
+        ("camera_upside_down", ~swapped & flipped.any(axis=0), "are upside down by now"),
         ("camera_channels", ~swapped & _exchanged(now, was), "have exchanged red and blue"),
     ):
         if which.any():
@@ -253,9 +266,9 @@ def _swapped(luma: F32, was: F32) -> NDArray[np.bool_]:
     return moved
 
 
-def _upside_down(luma: F32, was: F32) -> NDArray[np.bool_]:
-    """Return which views [V] are rather turned or mirrored vertically, by distance and
-    correlation.
+def _flipped(luma: F32, was: F32) -> NDArray[np.bool_]:
+    """Return which views [V] are rather mirrored vertically, and which turned [2, V], by distance
+    and correlation.
     """
     flips = np.stack((was, was[:, ::-1], was[:, ::-1, ::-1]))  # [3, V, R, C]
     centred = luma - luma.mean(axis=(1, 2), keepdims=True)
@@ -264,7 +277,7 @@ def _upside_down(luma: F32, was: F32) -> NDArray[np.bool_]:
     like = (centred * centred_flips).mean(axis=(2, 3)) / np.sqrt(power + 1)
     apart = np.log(_apart(luma, flips))
     score = apart[1:] - apart[0] + like[0] - like[1:]
-    return (score < -_TURNED).any(axis=0)
+    return (score < -_TURNED) & (like[1:] > _LIKE)
 
 
 def _exchanged(now: F32, was: F32) -> NDArray[np.bool_]:
@@ -274,11 +287,11 @@ def _exchanged(now: F32, was: F32) -> NDArray[np.bool_]:
     return np.log(ratio) < -_EXCHANGED
 
 
-def _compared(last: _Shown, blocks: F32, luma: F32, place: F64 | None) -> _Shown:
-    """Return what a view shows now, compared with what it showed."""
+def _compared(last: _Shown, luma: F32, place: F64 | None) -> _Shown:
+    """Return what a view shows, compared with when it last changed."""
     if np.abs(luma - last.luma).max() > _STILL:
-        return _Shown(blocks, luma, place)
-    return _Shown(blocks, last.luma, last.place, last.frozen or _moved(last.place, place))
+        return replace(last, luma=luma, place=place, frozen=False)
+    return replace(last, frozen=last.frozen or _moved(last.place, place))
 
 
 def _moved(place_was: F64 | None, place: F64 | None) -> bool:
