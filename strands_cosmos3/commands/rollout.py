@@ -260,6 +260,11 @@ class RolloutCommand:
     """Run no faster than wall-clock time and accept each chunk when it arrives, as on a real
     arm.
     """
+    on_stall: Literal["report", "stop", "retreat"] = "report"
+    """What follows where the arm stays on the spot for 4 s while its chunks repeat: count it, as it
+    is in any case (report), end the episode as a fault (stop), or lead the hand back by 10 cm and
+    aside by 4 cm and ask again, at most three times before it stops (retreat).
+    """
     robot: str = ""
     """The robot, as `robot list` names it, or the .toml file of one (docs/robots.md). The default
     is the world's first, on the table a panda, which the bundled policy drives.
@@ -472,6 +477,7 @@ class RolloutCommand:
                 noise_seed=self.noise_seed,
                 latency=self._latency,
                 realtime=self.realtime,
+                on_stall=self.on_stall,
                 progress=show_progress,
                 on_tick=listeners.on_tick,
                 audience=listeners.audience,

@@ -17,12 +17,19 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from math import ceil, inf
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import numpy as np
 
 from strands_cosmos3.actions.rotations import pose_distances
-from strands_cosmos3.checks import F64, instance_of, positive, whole_number, within
+from strands_cosmos3.checks import (
+    F64,
+    instance_of,
+    known_name,
+    positive,
+    whole_number,
+    within,
+)
 from strands_cosmos3.collision import CollisionOutcome
 from strands_cosmos3.control.chunk_blending import Seam, join_chunk, seam_speed
 from strands_cosmos3.control.executor import (
@@ -32,6 +39,7 @@ from strands_cosmos3.control.executor import (
     ReferenceBlock,
     Takeover,
 )
+from strands_cosmos3.control.stall import STALL_S, OnStall, ProgressMonitor, plan_retreat
 from strands_cosmos3.control.trajectory import JointState, PlannedMotion
 from strands_cosmos3.errors import (
     ActuatorGuardError,
@@ -71,6 +79,8 @@ _COUNTERS = (
     *(f"collision_{outcome}" for outcome in CollisionOutcome if outcome != CollisionOutcome.CLEAR),
     *(f"seam_{outcome}" for outcome in Seam if outcome != Seam.BLENDED),
     "off_pose_held",
+    "stalled",
+    "retreats",
 )
 ANCHOR_TOLERANCE_RAD = 0.05
 """Distance of a joint from its reference, up to which a chunk departs from the reference: ten
@@ -83,6 +93,7 @@ _REACH_M = 2.0  # from a joint to the hand at most
 _LATENCY_MARGIN = 1.25  # an inference may take longer than those before it
 _MOST_WAITS = 3  # in a row for an arm that does not follow
 _FOLLOWS_AGAIN = 0.5  # share of what the hand may be off, at which a wait ends
+_MOST_PATH = 6000  # ticks, along which the arm may retreat
 
 
 class Arm(Protocol):
@@ -183,6 +194,11 @@ class LoopConfig:
             reference brakes and waits until the arm follows again; after ``patience_s`` a chunk
             departs from where the arm is. The third wait in a row that is in vain ends the loop, in
             HOLD. Where its geometry is not known, the joints count.
+        on_stall: What follows where the arm rests, or circles on the spot, while its chunks repeat
+            (:mod:`~strands_cosmos3.control.stall`): ``report`` counts it; ``stop`` also ends the
+            loop, with a :class:`ControlError`; ``retreat`` leads back along the executed path and
+            aside before the next chunk is requested, if the arm's geometry is known.
+        most_retreats: How often, until the loop ends.
 
     Raises:
         InputError: A number is out of range.
@@ -198,6 +214,8 @@ class LoopConfig:
     anchor_tolerance_rad: float = ANCHOR_TOLERANCE_RAD
     following_m: float = 0.05
     following_rad: float = 0.3
+    on_stall: OnStall = "report"
+    most_retreats: int = 3
 
     def __post_init__(self) -> None:
         for name in (
@@ -213,6 +231,8 @@ class LoopConfig:
             positive(getattr(self, name), name)
         if self.replan_rows is not None:
             whole_number(self.replan_rows, "replan_rows", 1)
+        known_name(self.on_stall, "on_stall", get_args(OnStall))
+        whole_number(self.most_retreats, "most_retreats", 0)
         if self.latency_s is not None and not callable(self.latency_s):
             object.__setattr__(self, "latency_s", _checked_latency(self.latency_s))
 
@@ -244,6 +264,7 @@ class AcceptedChunk:
         wall_ms: Wall-clock time of inference and planning. seam_rad_s: See ``Rollout``.
         q_reference_rad, limb_anchors: The reference [n] at the observation, and by limb the pose
             [4, 4] that the chunk departs from; none for a plan without poses.
+        is_retreat: Whether it is no chunk of the planner's but a retreat.
     """
 
     plan: JointTrajectory
@@ -256,6 +277,7 @@ class AcceptedChunk:
     seam_rad_s: float
     q_reference_rad: F64
     limb_anchors: Mapping[str, F64]
+    is_retreat: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,6 +302,7 @@ class PendingInference:
     q_departure_rad: F64
     q_reference_rad: F64
     latency_s: float | None
+    is_retreat: bool = False
 
     def arrived(self, now_s: float) -> bool:
         """Whether the chunk is due; on a simulated clock the loop then waits for it."""
@@ -376,7 +399,8 @@ class ControlLoop(Restorable):
             ``_avoided``, ``_touching`` and ``_unchecked`` (:class:`CollisionOutcome`), and
             ``off_pose_held``, rows that hold the arm because they would miss their pose;
             ``seam_slowed`` (chunks that were blended in over a longer time, for the hand's speed)
-            and ``seam_braked`` (chunks for which the arm braked instead).
+            and ``seam_braked`` (chunks for which the arm braked instead); ``stalled`` (stalls) and
+            ``retreats`` (those that were followed by one).
         error: The latest inference's error; None once an inference has succeeded.
 
     Raises:
@@ -401,7 +425,12 @@ class ControlLoop(Restorable):
         "_followed",
         "_q_rad",
         "_vain_waits",
+        "_path",
+        "_plan",
+        "_retreat_due",
+        "_retreats_now",
     )
+    PARTS = ("_progress",)
 
     def __init__(
         self,
@@ -443,6 +472,11 @@ class ControlLoop(Restorable):
         self._followed: JointTrajectory | None = None  # the chunk taken up last
         self._q_rad: F64 | None = None  # measured after the last tick
         self._vain_waits = 0  # for the arm, since it last followed at rest
+        self._progress = ProgressMonitor()
+        # the references at the ends of ticks
+        self._path: deque[F64] = deque([executor.reference.q_rad], maxlen=_MOST_PATH)
+        self._plan: JointTrajectory | None = None  # that was taken up in this tick
+        self._retreat_due = self._retreats_now = False
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the state between two ticks, after waiting for an inference under way;
@@ -476,6 +510,7 @@ class ControlLoop(Restorable):
             self._request(now_s)
             self._receive(now_s)
         self._wait_for_arm()
+        self._notice_stall(now_s)
         self._give_up_after_patience(now_s)
         self.counters["idle_ticks"] += self._waits
         holds = self.executor.counters["holds"]
@@ -495,6 +530,8 @@ class ControlLoop(Restorable):
             self.executor.fault(followed=not isinstance(error, ActuatorGuardError))
             raise
         self._q_rad = q_rad[-1]
+        self._path.append(block.q_rad[-1])
+        self._progress.add(self.arm.now_s(), q_rad[-1])
         return Tick(block, q_rad, gripper)
 
     @property
@@ -568,7 +605,9 @@ class ControlLoop(Restorable):
         if executor.state is not ExecutorState.RUNNING:
             gives_up = self._vain_waits >= _MOST_WAITS
             return not self._lags or (self.held_s > self.config.patience_s and not gives_up)
-        rows = self.config.replan_rows
+        if self._retreat_due:
+            return True
+        rows = None if self._retreats_now else self.config.replan_rows
         if (
             rows is not None
             and executor.steps_to_row(max(rows - self._rows_passed, 0) - 1) < self.substeps
@@ -614,7 +653,11 @@ class ControlLoop(Restorable):
         latency = self.config.latency_s
         reference = self.executor.reference.q_rad
         off = self._off_reference(q_departure, reference)
-        observation = self.planner.observe(None if off else self._prefix_span())
+        if self._retreat_due:
+            self._request_retreat(now_s, reference)
+            return
+        is_chunk = not (off or self._retreats_now)
+        observation = self.planner.observe(self._prefix_span() if is_chunk else None)
         if isinstance(observation, Observation):
             q_departure = observation.q_rad if off else reference
             observation = observation.anchored(q_departure, self._wait_s)
@@ -633,6 +676,41 @@ class ControlLoop(Restorable):
         )
         self.counters["requested"] += 1
         self.counters["anchored_on_measurement"] += off
+
+    def _request_retreat(self, now_s: float, q_rad: F64) -> None:
+        """Plan a retreat on the worker's thread, as if it were a chunk."""
+        assert self._followed is not None  # the arm has stalled
+        assert self._followed.arm is not None
+        path = np.array([*self._path, q_rad])
+        of_retreat = (
+            path,
+            self._followed.arm,
+            self.executor.limits,
+            self.executor.takeover().gripper,
+            self.counters["retreats"],
+        )
+        result = self._worker.submit(lambda: (plan_retreat(*of_retreat), 0.0))
+        latency_s = None if self.config.latency_s is None else 0.0
+        about = now_s, self.executor.motion_s, self._pauses, q_rad, q_rad
+        self._pending = PendingInference(result, *about, latency_s, is_retreat=True)
+
+    def _notice_stall(self, now_s: float) -> None:
+        plan, self._plan = self._plan, None
+        if plan is None or not self._progress.is_stalled(now_s, plan):
+            return
+        self.counters["stalled"] += 1
+        if self.config.on_stall == "report":
+            return
+        retreats = self.config.on_stall == "retreat" and plan.arm is not None
+        if retreats and self.counters["retreats"] < self.config.most_retreats:
+            self._retreat_due = True
+            return
+        self.executor.stop()
+        raise ControlError(
+            f"the arm has stalled: it has stayed on the spot for {STALL_S:g} s while the chunks "
+            f"repeat, after {self.counters['retreats']} retreats. Look at what the cameras show, "
+            "or pass on_stall='report'."
+        )
 
     @property
     def _wait_s(self) -> float:
@@ -735,6 +813,12 @@ class ControlLoop(Restorable):
         if motion is None:
             return True
         self._followed = rest
+        self._retreats_now = pending.is_retreat
+        if pending.is_retreat:
+            self.counters["retreats"] += 1
+            self._retreat_due = False
+        else:
+            self._plan = rest
         self._due_at_once = bool(plan.t_s[0] < self.arm.dt_s)
         self._rows_passed = len(plan.t_s) - len(rest.t_s)
         self._rows_remaining = len(motion.nominal_s) - 1
@@ -750,7 +834,9 @@ class ControlLoop(Restorable):
             timing = takeover.motion_s, age_s, self._rows_passed, latency_ms, wall_ms, seam_rad_s
             anchors = {name: poses.T_base_anchor for name, poses in plan.limb_poses.items()}
             self._on_accepted(
-                AcceptedChunk(rest, motion, *timing, pending.q_reference_rad, anchors),
+                AcceptedChunk(
+                    rest, motion, *timing, pending.q_reference_rad, anchors, pending.is_retreat
+                ),
                 begun,
             )
         return True

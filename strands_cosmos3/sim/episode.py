@@ -207,7 +207,8 @@ class EpisodeRunner(Restorable):
     def _accepted(self, chunk: AcceptedChunk, rows_begun: int) -> None:
         """Record and show a chunk that the loop has accepted."""
         self.log.end_chunk(rows_begun)
-        action, video, sound = self.planner.answer
+        answer = (None, None, None) if chunk.is_retreat else self.planner.answer
+        action, video, sound = answer
         self.planner.accepted_rows = action
         self.log.begin_chunk(chunk, action)
         self.film.show_prediction(video, chunk.age_s, sound)

@@ -24,6 +24,7 @@ from strands_cosmos3.backends.replay import LimbRecording
 from strands_cosmos3.checks import F64, instance_of, positive, seed_number, typed
 from strands_cosmos3.control.identification import identify
 from strands_cosmos3.control.loop import LoopConfig
+from strands_cosmos3.control.stall import OnStall
 from strands_cosmos3.errors import (
     ActuatorGuardError,
     ConfigError,
@@ -255,6 +256,7 @@ class Robot(SimulatedArm):
         layout: Layout | None = None,
         latency: float | Callable[[], float] = 0.0,
         realtime: bool = False,
+        on_stall: OnStall = "report",
         progress: Progress | None = None,
         on_tick: Callable[[Robot], bool | None] | None = None,
         recorder: RolloutRecorder | None = None,
@@ -282,6 +284,9 @@ class Robot(SimulatedArm):
                 one's: the arm follows its current chunk meanwhile. 0 pauses the simulation for each
                 inference. Not together with ``realtime``.
             realtime: Run no faster than wall-clock time, and accept each chunk when it arrives.
+            on_stall: What follows where the arm stays on the spot while its chunks repeat:
+                ``"report"`` counts it, ``"stop"`` ends the episode as a fault, ``"retreat"`` leads
+                back along the executed path and aside, at most three times, and then stops.
             progress: Called with simulated and total seconds.
             on_tick: Called after every tick with this robot, e.g. by a viewer; True ends the
                 episode (``interrupted``).
@@ -308,6 +313,7 @@ class Robot(SimulatedArm):
             control_frequency_hz=control_frequency,
             latency=latency,
             realtime=realtime,
+            on_stall=on_stall,
             noise_seed=noise_seed,
             video=video,
             film_layout=film_layout,
@@ -413,6 +419,7 @@ class Robot(SimulatedArm):
                     latency_s,
                     following_m=self.control.following_m,
                     following_rad=self.control.following_rad,
+                    on_stall=options.on_stall,
                 ),
                 n_ticks,
                 realtime=options.realtime,

@@ -40,6 +40,7 @@ from strands_cosmos3.types import ActionChunk, JointTrajectory, Observation, Rol
 
 if TYPE_CHECKING:  # a world can be asked for its tasks without a simulator
     from strands_cosmos3.backends.base import Backend
+    from strands_cosmos3.control.stall import OnStall
     from strands_cosmos3.language import Language
     from strands_cosmos3.policy import Policy
     from strands_cosmos3.sim.simulated_arm import SimulatedArmOptions
@@ -189,6 +190,8 @@ class RunOptions:
         latency: Simulated duration of an inference [s], or a callable that returns the next one's.
             0 pauses the simulation for each inference.
         realtime: Run no faster than wall-clock time, and accept each chunk when it arrives.
+        on_stall: What follows where the arm stays on the spot while its chunks repeat: ``report``,
+            ``stop`` or ``retreat``, see :class:`~strands_cosmos3.control.loop.LoopConfig`.
         noise_seed: Seed of the policy's noise; None is the start's.
         video: A film to write (.mp4); film_layout: ``full`` or ``views``.
         recorder, audience: A :class:`~strands_cosmos3.sim.dataset.RolloutRecorder` and a
@@ -204,6 +207,7 @@ class RunOptions:
     control_frequency_hz: float | None = None
     latency: float | Callable[[], float] = 0.0
     realtime: bool = False
+    on_stall: OnStall = "report"
     noise_seed: int | None = None
     video: str | Path | None = None
     film_layout: str = "full"

@@ -170,6 +170,8 @@ class LiberoWorld(World):
             raise ConfigError(
                 "time stands still in LIBERO during an inference; leave latency and realtime out."
             )
+        if options.on_stall != "report":
+            raise ConfigError("LIBERO's controller knows no retreat; leave on_stall out.")
         if options.recorder is not None or options.audience is not None:
             raise ConfigError("episodes of LIBERO cannot be recorded or shown while they run.")
 

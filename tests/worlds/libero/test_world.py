@@ -300,6 +300,7 @@ class Droid(Backend):
     [
         (RunOptions(latency=0.1), "time stands still"),
         (RunOptions(realtime=True), "time stands still"),
+        (RunOptions(on_stall="retreat"), "knows no retreat"),
         (RunOptions(control_frequency_hz=50.0), "20 Hz"),
         (RunOptions(recorder=object()), "cannot be recorded"),
     ],
