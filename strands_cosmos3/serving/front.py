@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from websockets.datastructures import Headers
 from websockets.exceptions import ConnectionClosed
 
-from strands_cosmos3.serving.admission import Client
+from strands_cosmos3.serving.admission import Client, Priority
 from strands_cosmos3.serving.codec import encode
 from strands_cosmos3.serving.http_server import JSON, Reply, RequestHead
 from strands_cosmos3.serving.metrics import Metrics
@@ -27,6 +27,7 @@ from strands_cosmos3.serving.server_config import ServerConfig
 from strands_cosmos3.serving.wire import (
     DEADLINE_HEADER,
     PICTURES_HEADER,
+    PRIORITY_HEADER,
     RETRY_AFTER,
     VLLM_PATH,
     offered_pictures,
@@ -134,6 +135,10 @@ class Front:
 
     def take_place(self, connection: Connection, head: RequestHead) -> Place | Reply:
         """Give a client a place, or return the reply that refuses it."""
+        asked = head.headers.get_all(PRIORITY_HEADER)
+        if asked and asked not in [[name] for name in Priority]:
+            text = f"{PRIORITY_HEADER} is {' or '.join(Priority)}.\n"
+            return self._refused(HTTPStatus.BAD_REQUEST, text)
         place = self.places.take(connection, self._owner(head.headers))
         if isinstance(place, Place):
             return place

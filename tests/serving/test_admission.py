@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from test_libero_server import GOOD, post
 from test_server import TOKEN, ask, dial, get
 from websockets.datastructures import Headers
+from websockets.exceptions import InvalidStatus
 
 from helpers.serving import VIEWS, Several, libero_request, observation, picture, request, until
 from strands_cosmos3.backends.service import HttpServiceBackend, ServiceBackend
@@ -215,6 +216,21 @@ def test_realtime_clients_go_before_bulk_ones_that_came_first(serve, by):
     assert [asked.seed for asked in backend.requests[2:]] == [8, 7]
     assert server.metrics.by_class["realtime", "ok"] == 1
     assert server.metrics.by_class["bulk", "ok"] == 2
+
+
+@pytest.mark.parametrize("asked", ["urgent", "Realtime", ""])
+def test_an_unknown_class_is_refused(asked, serve):
+    """A robot whose class is misspelt would wait behind all bulk requests, and not know why."""
+    server = serve(Several())
+    with (
+        pytest.raises(InvalidStatus) as refused,
+        dial(server.port, additional_headers={"Cosmos3-Priority": asked}),
+    ):
+        pass
+    response = refused.value.response
+    assert response.status_code == 400
+    assert response.body == b"Cosmos3-Priority is realtime or bulk.\n"
+    assert server.metrics.handshakes_refused["400"] == 1
 
 
 def test_a_realtime_token_may_ask_for_bulk(tmp_path):
