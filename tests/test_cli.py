@@ -27,6 +27,7 @@ from strands_cosmos3.commands.flags import help_texts
 from strands_cosmos3.commands.progress import WaitNotice
 from strands_cosmos3.commands.rollout import FileFlags
 from strands_cosmos3.errors import BackendError
+from strands_cosmos3.extras import EXTRAS, Extra
 from strands_cosmos3.options import options_of
 from strands_cosmos3.robots.panda import FER
 from strands_cosmos3.sim.film import VideoRecorder
@@ -313,13 +314,13 @@ def test_a_failed_task_is_status_one():
         ),
         (
             [*EXPERT, "--num-steps", "3"],
-            "--num-steps 3 belongs to --backend native, distributed, diffusers or service, not to "
-            "scripted",
+            "--num-steps 3 belongs to --backend native, onnx, distributed, diffusers or service, not "
+            "to scripted",
         ),
         ([*EXPERT, "--device", "cuda"], "--device cuda"),
         (
             [*EXPERT, "--policy-frames", "1"],
-            "--policy-frames 1 belongs to --backend native or distributed",
+            "--policy-frames 1 belongs to --backend native, onnx or distributed",
         ),
         (["rollout", "--backend", "service", "--guidance-scale", "3"], "--guidance-scale 3"),
         (
@@ -518,22 +519,33 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path):
     assert all(f["remedy"] for f in findings.values() if f["state"] == "absent")
 
 
-def test_doctor_promises_no_checkpoint_where_torch_is_absent(
+def test_doctor_promises_no_checkpoint_where_no_engine_is_installed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(Extra, "absent", ("onnxruntime", "torch"))
     monkeypatch.setattr(
         doctor,
         "_CHECKS",
-        tuple(check for check in doctor._CHECKS if check[0] in ("python", "torch", "viser")),
+        tuple(c for c in doctor._CHECKS if c[0] in ("python", "embedded policy", "viser")),
     )
     assert main(["doctor"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "viser" in said
     assert (
-        "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: torch)"
-        in said
+        "can run without a checkpoint: strands-cosmos3 rollout --backend scripted (absent: "
+        "embedded policy)" in said
     )
+    assert "nothing that runs it is installed; pip install" in said
+
+
+@pytest.mark.parametrize(("installed", "said"), [("onnx", "onnxruntime"), ("engine", "torch")])
+def test_doctor_says_which_engine_runs_the_bundled_policy(monkeypatch, installed, said):
+    monkeypatch.setattr(
+        Extra, "absent", property(lambda extra: () if extra is EXTRAS[installed] else ("x",))
+    )
+    monkeypatch.setattr(doctor, "version", lambda name: f"{name} 1.2")
+    backend = {"onnx": "onnx", "engine": "native"}[installed]
+    assert f"backend {backend} runs it ({said} {said} 1.2)" in doctor._bundled()
 
 
 def test_doctor_names_what_is_broken_and_the_remedy(

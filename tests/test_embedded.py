@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -109,6 +111,37 @@ def test_onnx_runs_it_where_it_heeds_every_option(monkeypatch):
         assert PolicyOptions.of(option).bundled_backend == "native", option
     monkeypatch.setattr(Extra, "absent", ("onnxruntime",))
     assert PolicyOptions().bundled_backend == "native"
+
+
+_WITHOUT = """
+import importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "diffusers", "onnx"):
+            raise ModuleNotFoundError(f"no {name} here", name=name)
+
+sys.meta_path.insert(0, Absent())
+from strands_cosmos3.cli import main
+status = main(sys.argv[1:])
+assert not {"scipy.stats", "scipy.signal"} & sys.modules.keys()
+sys.exit(status)
+"""
+
+
+def test_the_first_command_needs_neither_torch_nor_scipy_s_slow_parts(tmp_path):
+    """With a film and a plot, of which the film shows what the policy predicts."""
+    pytest.importorskip("onnxruntime")
+    outputs = {
+        f"--{name}": tmp_path / f"r.{end}" for name, end in (("video", "mp4"), ("json", "json"))
+    }
+    command = [sys.executable, "-c", _WITHOUT, "rollout", "--duration", "2"]
+    command += [str(part) for pair in outputs.items() for part in pair]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode in (0, 1), ran.stderr  # two seconds need not be enough
+    episode = json.loads(outputs["--json"].read_text())["episodes"][0]
+    assert episode["steps"]["total"] > 8
+    assert outputs["--video"].stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(

