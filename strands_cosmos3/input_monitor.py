@@ -36,7 +36,7 @@ _STILL = 9.0  # largest difference of a block that compression makes
 _ROUNDING = 0.5  # mean difference that means nothing
 # from which a picture is rather another one: logarithms of how many times nearer that is
 _SWAPPED, _TURNED, _EXCHANGED = 0.2, 0.15, 0.1
-_LIKE = 0.1  # correlation with what it was turned from
+_LIKE = 0.1  # correlation of two pictures of the same scene
 _MOVED_M, _MOVED_RAD = 0.02, 0.04  # of the hand, or of all joints where no pose is known
 
 
@@ -232,13 +232,17 @@ def _turned(
     """
     luma, luma_was = now @ _LUMA, was @ _LUMA
     swapped = _swapped(luma, luma_was)
+    # a camera on the hand may see quite another scene
     flipped = _flipped(luma, luma_was)
-    if flipped.any():  # a camera on the hand may see quite another scene
+    if flipped.any():
         flipped &= _flipped(luma, usual)
+    exchanged = _exchanged(now, was)
+    if exchanged.any():
+        exchanged &= (_likeness(luma, np.stack((luma_was, usual))) > _LIKE).any(axis=0)
     for event, which, how in (
         ("camera_swapped", swapped, "have changed places"),
         ("camera_upside_down", ~swapped & flipped.any(axis=0), "are upside down by now"),
-        ("camera_channels", ~swapped & _exchanged(now, was), "have exchanged red and blue"),
+        ("camera_channels", ~swapped & exchanged, "have exchanged red and blue"),
     ):
         if which.any():
             views = ", ".join(repr(names[i]) for i in np.flatnonzero(which))
@@ -248,6 +252,15 @@ def _turned(
 def _apart(a: F32, b: F32) -> F32:
     """Return the mean distance [...] of blocks [..., R, C]."""
     return np.abs(a - b).mean(axis=(-2, -1)) + _ROUNDING
+
+
+def _likeness(a: F32, b: F32) -> F32:
+    """Return the correlation [...] of blocks [..., R, C]; that of a picture without any contrast is
+    0.
+    """
+    a, b = (x - x.mean(axis=(-2, -1), keepdims=True) for x in (a, b))
+    power = (a**2).mean(axis=(-2, -1)) * (b**2).mean(axis=(-2, -1))
+    return (a * b).mean(axis=(-2, -1)) / np.sqrt(power + 1)
 
 
 def _swapped(luma: F32, was: F32) -> NDArray[np.bool_]:
@@ -271,10 +284,7 @@ def _flipped(luma: F32, was: F32) -> NDArray[np.bool_]:
     and correlation.
     """
     flips = np.stack((was, was[:, ::-1], was[:, ::-1, ::-1]))  # [3, V, R, C]
-    centred = luma - luma.mean(axis=(1, 2), keepdims=True)
-    centred_flips = flips - was.mean(axis=(1, 2), keepdims=True)
-    power = (centred**2).mean(axis=(1, 2)) * (centred_flips[0] ** 2).mean(axis=(1, 2))
-    like = (centred * centred_flips).mean(axis=(2, 3)) / np.sqrt(power + 1)
+    like = _likeness(luma, flips)
     apart = np.log(_apart(luma, flips))
     score = apart[1:] - apart[0] + like[0] - like[1:]
     return (score < -_TURNED) & (like[1:] > _LIKE)

@@ -130,7 +130,7 @@ def test_a_frozen_view_is_noticed_after_two_centimetres(view, first):
 def test_a_frozen_view_that_is_encoded_anew_is_noticed(view):
     monitor, old = InputMonitor(), views_at(0)[view]
     named = [
-        noticed(monitor, asked(step, views_at(step) | {view: jpeg(old, 95 - 10 * step)}))
+        noticed(monitor, asked(step, views_at(step) | {view: jpeg(old, (95, 50, 80, 30)[step])}))
         for step in range(4)
     ]
     assert named == [QUIET, *[["camera_frozen"]] * 3]
@@ -182,6 +182,12 @@ def test_a_view_that_turns_upside_down_is_noticed_until_it_is_back(view):
             turned = asked(step, views | {view: views[view][flip]})
             assert noticed(monitor, turned) == ["camera_upside_down"]
         assert noticed(monitor, asked(4)) == QUIET
+
+
+def test_a_scene_unlike_all_before_does_not_tell_which_way_is_up():
+    monitor, others = InputMonitor(), views_at(0)
+    for shown in (*[scene(1)] * 30, scene(7), scene(7)[::-1]):
+        assert noticed(monitor, asked(0, others | {WRIST: shown})) == QUIET
 
 
 @pytest.mark.parametrize("view", [WRIST, LEFT, RIGHT])

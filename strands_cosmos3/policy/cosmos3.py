@@ -455,6 +455,8 @@ class Cosmos3Policy(Restorable, Policy):
         Raises:
             ObservationError: A state key or camera is missing; the message lists what there is.
             BackendError: Inference failed.
+            SensorError: A view or the state is implausible, with ``on_event="error"``; with
+                ``"hold"`` only without a robot, since the steps then hold the arm.
         """
         with self._planning:
             observation = self._observation(
@@ -628,6 +630,7 @@ class Cosmos3Policy(Restorable, Policy):
         Raises:
             ConfigError: The backend takes no action prefix.
             InputError: It takes none that long.
+            SensorError: A view or the state is implausible, with ``on_event`` hold or error.
         """
         if action_prefix is not None and self.prefix_rows == 0:
             raise ConfigError(
