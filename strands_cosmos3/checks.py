@@ -325,10 +325,8 @@ def typed_fields(instance: Any) -> None:
 
 def require_type(value: object, kind: Any, name: str) -> None:
     """Raise InputError unless a value has an annotation's type."""
-    kinds = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
-    if type(value) in kinds or any(
-        isinstance(each, ArrayKind) and isinstance(value, each) for each in kinds
-    ):
+    exact, classes = _at_once(kind)
+    if type(value) in exact or isinstance(value, classes):
         return
     # most imports of this package check nothing, and it takes a tenth of a second
     from typeguard import CollectionCheckStrategy, TypeCheckError, check_type
@@ -368,6 +366,16 @@ class _Whole(metaclass=_NumberType):
 
 class _Real(metaclass=_NumberType):
     kind = Real
+
+
+@cache
+def _at_once(kind: Any) -> tuple[tuple[Any, ...], tuple[type, ...]]:
+    """Types that an annotation accepts without a look at their elements: those that a value's type
+    must be, and those that it may derive from.
+    """
+    kinds = kind.__args__ if isinstance(kind, types.UnionType) else (kind,)
+    plain = (each for each in kinds if isinstance(each, ArrayKind) or type(each) is type)
+    return kinds, tuple(each for each in plain if each not in (int, float, bool))
 
 
 @cache

@@ -20,7 +20,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.formats.acting import require_acting, row_quantiles
 from strands_cosmos3.engine.frames import compose_views
 from strands_cosmos3.engine.processor import DEFAULT_TIER, Clip, Cosmos3PolicyProcessor
-from strands_cosmos3.engine.request import Cosmos3ActionRequest
+from strands_cosmos3.engine.request import Cosmos3ActionRequest, fields_of
 from strands_cosmos3.errors import BackendError, InputError
 from strands_cosmos3.types import Mode, Request
 
@@ -92,6 +92,14 @@ class ModelInput:
             if clip is None:
                 clip = processor.clip(call, picture)
                 clips.append((picture, clip))
+            sampled = {
+                **fields_of(self.sampling(request, recorded)),
+                "seed": request.seed,
+                "use_karras_sigmas": not recorded and self._sampling.karras,
+                "return_video": False,  # pixels are wanted, as many as are decoded
+                "decode_frames": request.decode_frames if decodes_video else 0,
+                "sound": request.sound,
+            }
             engine_request = processor.request(
                 call,
                 clip,
@@ -99,17 +107,9 @@ class ModelInput:
                 state=state,
                 cond_action=request.conditioning_actions,
                 action_prefix=request.action_prefix,
+                sampled=sampled,
             )
-            engine_requests.append(
-                engine_request.sampled(
-                    self.sampling(request, recorded),
-                    seed=request.seed,
-                    use_karras_sigmas=not recorded and self._sampling.karras,
-                    return_video=False,  # pixels are wanted, as many as are decoded
-                    decode_frames=request.decode_frames if decodes_video else 0,
-                    sound=request.sound,
-                )
-            )
+            engine_requests.append(engine_request)
         return engine_requests
 
     def _task(self, request: Request) -> str | None:

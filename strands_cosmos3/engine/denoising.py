@@ -174,6 +174,8 @@ def _starting_vision(
     free = xp.ones_like(clean_CFHW)
     free[:, list(layout.clean_frames)] = 0
     free = patchify(free, layout.patch)
+    if request.video_noise is None and len(layout.clean_frames) == clean_CFHW.shape[1]:
+        return patchify(clean_CFHW, layout.patch), free  # no noise is drawn that nobody sees
     start = xp.broadcast_to(clean_CFHW[:, :1], clean_CFHW.shape) if from_frame else None
     noise = starting_noise(request.video_noise, request.seed, clean_CFHW, "video_noise", start)
     noise = patchify(noise, layout.patch)

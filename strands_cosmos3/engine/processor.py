@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     import torch
 
 DEFAULT_TIER = 480
+_AS_THEY_ARE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -505,9 +507,10 @@ class Cosmos3PolicyProcessor:
         state: Any = None,
         cond_action: Any = None,
         action_prefix: Any = None,
+        sampled: Mapping[str, Any] = _AS_THEY_ARE,
     ) -> Cosmos3ActionRequest:
-        """The engine's request, with 30 steps, seed 0 and no guidance; rows as
-        :meth:`preprocess`'s.
+        """The engine's request, with 30 steps, seed 0 and no guidance where ``sampled``, some of
+        its fields, does not say otherwise; rows as :meth:`preprocess`'s.
 
         Raises:
             InputError, ShapeError, NonFiniteError: Rows cannot be used, or contradict the mode.
@@ -533,6 +536,7 @@ class Cosmos3PolicyProcessor:
             action_prefix=self._prefix(state, action_prefix, call),
             cond_frame_indexes=self._frame_indexes,
             history_rows=self._history,
+            **sampled,
         )
 
     @typed()
@@ -698,8 +702,9 @@ class Cosmos3PolicyProcessor:
         )
 
     def _padded(self, rows: np.ndarray) -> Array:
-        beyond = self._action_dim - rows.shape[1]
-        return self._on_device(np.pad(rows.astype(np.float32), ((0, 0), (0, beyond))))
+        padded = np.zeros((len(rows), self._action_dim), np.float32)
+        padded[:, : rows.shape[1]] = rows
+        return self._on_device(padded)
 
 
 def _maker(device: str | torch.device, dtype: torch.dtype | None) -> Callable[..., Array]:

@@ -123,15 +123,7 @@ class Cosmos3ActionRequest:
         """Return this request with another sampling, and other ``changes``; what ``sampling``
         leaves open stays as it is.
         """
-        fields = {
-            "num_inference_steps": sampling.num_steps,
-            "guidance_scale": sampling.guidance_scale,
-            "guidance_interval": sampling.guidance_interval,
-            "flow_shift": sampling.flow_shift,
-        }
-        return replace(
-            self, **{name: value for name, value in fields.items() if value is not None}, **changes
-        )
+        return replace(self, **fields_of(sampling), **changes)
 
     @property
     def batch_key(self) -> tuple[object, ...]:
@@ -220,6 +212,17 @@ class Cosmos3ActionRequest:
                 f"cond_action is for forward_dynamics, not for {self.mode}; use action_prefix for "
                 "known rows."
             )
+
+
+def fields_of(sampling: Sampling) -> dict[str, Any]:
+    """The fields of a request that a sampling sets."""
+    fields = {
+        "num_inference_steps": sampling.num_steps,
+        "guidance_scale": sampling.guidance_scale,
+        "guidance_interval": sampling.guidance_interval,
+        "flow_shift": sampling.flow_shift,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def require_pixels(pixels: Array) -> Array:
