@@ -8,6 +8,7 @@ do not meet.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from itertools import product
 
@@ -49,7 +50,7 @@ def avoidance_limits(
             wherever the arm is.
     """
     least_m = float(finite_array(distance_m, "min_distance_m", ()))
-    probes = list(anywhere(model, joints))
+    probes = list(map(copy.copy, anywhere(model, joints)))
     watched: set[tuple[int, int]] = set()
     for first, second in groups:
         pairs = [(a, b) for a, b in product(first, second) if a != b]

@@ -199,12 +199,17 @@ class CollisionCheck:
 
 
 def anywhere(model: mujoco.MjModel, joints: list[int]) -> Iterator[mujoco.MjData]:
-    """Yield the kinematics of a model with joints (ids) at random angles of their ranges."""
+    """Yield the kinematics of a model with joints (ids) at random angles of their ranges, each in
+    the same memory.
+    """
     low, high = np.where(
         model.jnt_limited[joints, None] > 0, model.jnt_range[joints], (-np.pi, np.pi)
     ).T
+    data = data_at(model)
     for angles in np.random.default_rng(0).uniform(low, high, (_CONFIGURATIONS, len(joints))):
-        yield data_at(model, joints, angles)
+        data.qpos[model.jnt_qposadr[joints]] = angles
+        mujoco.mj_kinematics(model, data)
+        yield data
 
 
 def _least(at_start: F64) -> F64:

@@ -66,11 +66,13 @@ class ReferenceBlock:
 
     def at(self, step: int) -> JointState:
         """Return the reference at a step; past the end it rests at the last one."""
-        block = self.rows(step, step + 1)
-        return JointState(block.q_rad[0], block.qd_rad_s[0], block.qdd_rad_s2[0])
+        row, moves = min(step, len(self) - 1), step < len(self)
+        return JointState(self.q_rad[row], self.qd_rad_s[row] * moves, self.qdd_rad_s2[row] * moves)
 
     def rows(self, first: int, last: int) -> ReferenceBlock:
         """Return steps ``first`` to ``last - 1``; steps past the end rest at the last one."""
+        if last <= len(self):
+            return ReferenceBlock(*(values[first:last] for values in vars(self).values()))
         index = np.arange(first, last)
         over = index >= len(self)
         index = np.minimum(index, len(self) - 1)

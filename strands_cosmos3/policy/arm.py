@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.extras import needed_by
 from strands_cosmos3.observe.mapping import RobotMapping
 from strands_cosmos3.policy.options import ArmOptions
-from strands_cosmos3.robots.catalogue import get_robot
+from strands_cosmos3.robots.catalogue import get_robot, packaged_robots
 from strands_cosmos3.robots.joints import JointLimits
 from strands_cosmos3.robots.spec import RobotSpec
 from strands_cosmos3.types import OFF_POSE_M, ActionChunk, JointTrajectory, Observation
@@ -69,6 +70,8 @@ class PolicyArm:
         arm_model = self._options.arm_model
         if alone and arm_model is not None:
             model = load_model(arm_model, obstacles)
+        elif arm_model is None and robot is packaged_robots().get(robot.name):
+            model = _packaged_model(robot.name, obstacles)
         else:
             model = load_with_obstacles(arm_model, robot, obstacles)
         if alone:
@@ -314,6 +317,16 @@ def resample_rows(chunk: ActionChunk, hz: float) -> tuple[F64, F64]:
     joints: list[F64] = [np.interp(at_s, due_s, angles_rad) for angles_rad in rows.T[:-1]]
     next_row = np.minimum(np.searchsorted(due_s, at_s - 1e-9), len(rows) - 1)
     return np.column_stack((*joints, rows[next_row, -1])), at_s
+
+
+@lru_cache(maxsize=4)
+def _packaged_model(robot: str, obstacles: tuple[Obstacle, ...]) -> Any:
+    """The model of a robot of this package among obstacles, which policies of a process share, as
+    those of an evaluation's episodes: none writes to it.
+    """
+    from strands_cosmos3.robots.model import load_with_obstacles
+
+    return load_with_obstacles(None, get_robot(robot), obstacles)
 
 
 def _ticks(end_s: float, hz: float) -> F64:

@@ -134,10 +134,11 @@ class EpisodeLog(Restorable):
     def errors(self, *names: str) -> dict[str, ErrorSummary]:
         """``path``, ``tracking`` and ``loop_drift`` over the named limbs, by default all."""
         limbs = [self.limbs[name] for name in names or self.limbs]
+        poses = [self._poses(limb) for limb in limbs]
         return {
             "path": _over([part for limb in limbs for part in self._path(limb)]),
-            "tracking": _over([pose_distances(*self._poses(limb)) for limb in limbs]),
-            "loop_drift": _over([self._loop_drift(limb) for limb in limbs]),
+            "tracking": _over([pose_distances(*of_limb) for of_limb in poses]),
+            "loop_drift": _over(list(map(self._loop_drift, limbs, poses))),
         }
 
     def by_limb(self) -> dict[str, dict[str, ErrorSummary]]:
@@ -165,7 +166,7 @@ class EpisodeLog(Restorable):
         ]
         return ErrorSummary.of(*pose_distances(*relative))
 
-    def _loop_drift(self, limb: SceneLimb) -> F64:
+    def _loop_drift(self, limb: SceneLimb, poses: tuple[F64, F64]) -> F64:
         """The arm against the chunks' motions joined end to end.
 
         Chunk k departs from ``T_anchor`` where the reference was ``T_reference``. What follows is
@@ -179,7 +180,7 @@ class EpisodeLog(Restorable):
             if anchor is not None:
                 jump = forward(chunk.q_reference_rad[limb.columns]) @ se3_inverse(anchor)
             T_join.append(T_join[-1] @ jump)
-        commanded, achieved = self._poses(limb)
+        commanded, achieved = poses
         return pose_distances(
             np.stack(T_join)[np.concatenate(self.chunk_of) + 1] @ commanded, achieved
         )

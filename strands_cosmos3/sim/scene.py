@@ -369,13 +369,15 @@ class Scene:
 
     def forces_on(self, data: mujoco.MjData, body: int) -> dict[int, F64]:
         """Return the force [3] on a body, in the world, by each body that touches it."""
-        bodies = self.model.geom_bodyid[data.contact.geom]  # [contacts, 2]
+        contact = data.contact
+        bodies = self.model.geom_bodyid[contact.geom]  # [contacts, 2]
+        frames = contact.frame
         forces: dict[int, F64] = {}
         wrench = np.zeros(6)
         for i in np.flatnonzero((bodies == body).any(axis=1)):
             mujoco.mj_contactForce(self.model, data, int(i), wrench)
             # MuJoCo's normal points from the first geom to the second
-            on_second = wrench[:3] @ data.contact.frame[i].reshape(3, 3)
+            on_second = wrench[:3] @ frames[i].reshape(3, 3)
             first, second = bodies[i].tolist()
             other, force = (first, on_second) if second == body else (second, -on_second)
             forces[other] = forces.get(other, np.zeros(3)) + force

@@ -255,9 +255,9 @@ class SimulatedArm(Restorable):
         data = self.data
         model = self.model
         references = (
-            np.vstack((before.q_rad, block.q_rad)),
-            np.vstack((before.qd_rad_s, block.qd_rad_s)),
-            np.vstack((before.qdd_rad_s2, block.qdd_rad_s2)),
+            np.concatenate((before.q_rad[None], block.q_rad)),
+            np.concatenate((before.qd_rad_s[None], block.qd_rad_s)),
+            np.concatenate((before.qdd_rad_s2[None], block.qdd_rad_s2)),
         )
         if not all(np.isfinite(values).all() for values in (*references, block.gripper)):
             raise ActuatorGuardError(
@@ -276,25 +276,27 @@ class SimulatedArm(Restorable):
         load_nm = self.servo.load_torque(q_rad[:-1], qd_rad_s[1:])
         arm_targets = self._arm_targets(q_rad, qd_rad_s, qdd_rad_s2, load_nm)
         arm_ctrl = None if arm_targets is None else self._controls(arm_targets)
-        q = np.empty((n, self.servo.n))
-        finger_q = np.empty((n, len(limbs)))
+        ctrl = np.repeat(data.ctrl[None], n, axis=0)
+        ctrl[:, scene.gripper_actuators] = fingers
+        if arm_ctrl is not None:
+            ctrl[:, scene.arm_actuators] = arm_ctrl
+        step = mujoco.mj_step if arm_ctrl is not None else mujoco.mj_step2
+        qpos = np.empty((n, model.nq))
+        # of MuJoCo's memory, which stays where it is
+        applied, measured = data.ctrl, data.qpos
         for k in range(n):
             if arm_ctrl is None:
                 mujoco.mj_step1(model, data)
                 target = self.servo.computed_torque(
                     self._nominal_dynamics(), q_rad[k], qd_rad_s[k], qdd_rad_s2[k], load_nm[k]
                 )
-                ctrl = self._controls(target[None])[0]
-                step = mujoco.mj_step2
-            else:
-                step = mujoco.mj_step
-                ctrl = arm_ctrl[k]
-            self._write_ctrl(ctrl, fingers[k])
+                ctrl[k, scene.arm_actuators] = self._controls(target[None])[0]
+            self._ctrl_under_way.append(ctrl[k])
+            applied[:] = self._ctrl_under_way.popleft()  # of a delay ago
             if k == n - 1:
                 self._before_step = self._physics()
             step(model, data)
-            q[k] = data.qpos[scene.arm_qpos]
-            finger_q[k] = data.qpos[first_finger]
+            qpos[k] = measured
             if self.on_step is not None:
                 self.on_step(block.q_rad[k], block.gripper[k])
         # MuJoCo resets a state that is not finite, and its clock
@@ -303,9 +305,10 @@ class SimulatedArm(Restorable):
                 "the physics diverged and was reset by MuJoCo; reset the robot "
                 "before it moves again."
             )
+        finger_q = qpos[:, first_finger]
         for i, limb in enumerate(limbs):
             finger_q[:, i] = limb.gripper.opening.to_fraction(finger_q[:, i])
-        return q, of_grippers(finger_q)
+        return qpos[:, scene.arm_qpos], of_grippers(finger_q)
 
     def _led(self, references: tuple[F64, F64, F64]) -> tuple[F64, F64]:
         """Lead references [M, n] by the known delay, inside range and velocity limit, and count
@@ -324,14 +327,6 @@ class SimulatedArm(Restorable):
         if clipped[1:].any():
             self.executor.counters["lead_clipped"] += int(clipped[1:].sum())
         return led_q, led_qd
-
-    def _write_ctrl(self, arm: F64, gripper: F64) -> None:
-        """Write the controls, or those of a delay ago."""
-        ctrl = self.data.ctrl.copy()
-        ctrl[self.scene.arm_actuators] = arm
-        ctrl[self.scene.gripper_actuators] = gripper
-        self._ctrl_under_way.append(ctrl)
-        self.data.ctrl[:] = self._ctrl_under_way.popleft()
 
     def _nominal_dynamics(self) -> mujoco.MjData:
         """Return the dynamics of the present state by the controller's model."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from helpers.limit_sweep import NAMES, ratios, sweep, sweep_robot
-from strands_cosmos3.control.executor import Executor, ExecutorState
+from strands_cosmos3.control.executor import Executor, ExecutorState, ReferenceBlock
 from strands_cosmos3.control.trajectory import MAX_DURATION_S, MAX_ROWS, MAX_STRETCH_S
 from strands_cosmos3.errors import (
     ActuatorGuardError,
@@ -652,3 +652,20 @@ def test_a_start_out_of_range_names_joint_value_and_range():
         match=r"joint 4 of 7 is at 0\.0000 rad, outside its range \[-3\.0718, -0\.0698\]",
     ):
         Executor(FER, DT, np.zeros(7))
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 5), (1, 4), (2, 2), (3, 8), (5, 6), (7, 9)])
+def test_steps_of_a_reference_past_its_end_rest_at_the_last_one(first, last):
+    rows = np.arange(1.0, 6)[:, None] * np.ones(7)
+    block = ReferenceBlock(rows, 10 * rows, 100 * rows, rows[:, 0] / 10, rows[:, 0] * 1000)
+    steps = block.rows(first, last)
+    assert len(steps) == last - first
+    for k, step in enumerate(range(first, last)):
+        within = step < 5
+        number = min(step, 4) + 1.0
+        for state in (block.at(step), steps.at(k)):
+            np.testing.assert_array_equal(state.q_rad, np.full(7, number))
+            np.testing.assert_array_equal(state.qd_rad_s, np.full(7, 10 * number * within))
+            np.testing.assert_array_equal(state.qdd_rad_s2, np.full(7, 100 * number * within))
+        assert steps.gripper[k] == number / 10
+        np.testing.assert_array_equal(steps.nominal_s[k], 1000 * number if within else np.nan)

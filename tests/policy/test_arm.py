@@ -9,8 +9,12 @@ import pytest
 
 from helpers.spy import Spy, flat
 from strands_cosmos3.backends.base import WrappedBackend
+from strands_cosmos3.collision import Obstacle
 from strands_cosmos3.errors import BackendError, ServiceChunkError
 from strands_cosmos3.policy import Cosmos3Policy
+from strands_cosmos3.policy.arm import PolicyArm
+from strands_cosmos3.policy.options import ArmOptions
+from strands_cosmos3.robots.catalogue import get_robot
 from strands_cosmos3.robots.panda import FER, HOME_Q
 
 
@@ -47,3 +51,17 @@ def test_the_error_is_the_one_of_the_backend_within():
     policy = Cosmos3Policy(robot="panda", backend=wrapped, action_space="joint_pos")
     with pytest.raises(ServiceChunkError, match="not executed"):
         policy.get_actions_sync(flat(), "go")
+
+
+def test_policies_of_a_robot_share_its_model_among_the_same_obstacles_only():
+    box = Obstacle("box", (0.5, 0.0, 0.1), (0.1, 0.1, 0.2))
+    models = [
+        PolicyArm("panda", ArmOptions(obstacles=obstacles))._ik.model
+        for obstacles in ((), (box,), (), (box,), (replace(box, yaw_rad=0.5),))
+    ]
+    assert models[0] is models[2]
+    assert models[1] is models[3]
+    assert len({id(model) for model in models}) == 3
+    assert [model.ngeom - models[0].ngeom for model in models] == [0, 1, 0, 1, 1]
+    other = replace(get_robot("panda"), title="another robot of that name")
+    assert PolicyArm(other, ArmOptions())._ik.model not in models
