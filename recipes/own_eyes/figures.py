@@ -141,7 +141,7 @@ def main(options: FigureOptions) -> None:
                     f"{100 * figures['majority']:.1f}",
                     f"{100 * figures['each_colour']:.1f}" if question == "colours" else "",
                 )
-    Console().print(table)
+    Console(width=110).print(table)
     if options.json is not None:
         write_json(options.json, report)
 

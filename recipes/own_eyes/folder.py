@@ -24,6 +24,10 @@ from strands_cosmos3.errors import CheckpointError
 from strands_cosmos3.resources import load_json, read_json, write_folder, write_json, write_text
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+ASKED = ", and four questions about it"
+"""Ends the label of a checkpoint with eyes."""
+POLICY_WORDS = 479
+"""Rows of the text tower that are the policy's."""
 HW = (128, 160)
 """Height and width of the policy's canvas, in which the eyes see."""
 VISION = {
@@ -90,7 +94,10 @@ def _write(
     shutil.copytree(bundled, folder, dirs_exist_ok=True)
     config = read_json(folder / "transformer/config.json", CheckpointError, "")
     stored = load_file(folder / "transformer" / _WEIGHTS)
-    known = len(stored[EMBEDDING])
+    known = POLICY_WORDS
+    if len(stored[EMBEDDING]) < known:
+        raise CheckpointError(f"{EMBEDDING} has fewer than the {known} rows of the policy.")
+    stored[EMBEDDING] = stored[EMBEDDING][:known]  # behind them are those of earlier eyes
     for key, tensor in text.items():
         if key not in stored or (
             key != EMBEDDING and read_by_policy(key, config["num_hidden_layers"])
@@ -107,7 +114,7 @@ def _write(
     metadata = {"format": "pt", "label": label}
     save_file(stored, folder / "transformer" / _WEIGHTS, metadata=metadata)
     write_json(folder / "transformer/config.json", {**config, "vocab_size": vocabulary})
-    (folder / "vision_encoder").mkdir()
+    (folder / "vision_encoder").mkdir(exist_ok=True)
     halves = {k: v.detach().to("cpu", torch.float16).contiguous() for k, v in vision.items()}
     save_file(halves, folder / "vision_encoder/model.safetensors", metadata=metadata)
     write_reasoner(folder, VISION)
@@ -116,7 +123,9 @@ def _write(
     index = {"metadata": {"total_size": 0}, "weight_map": weight_map}
     write_json(folder / "model.safetensors.index.json", index)
     facts = load_json(folder / "checkpoint.json")
-    facts["strands_cosmos3"]["sha256"] = weight_digests(folder)
+    stated = facts["strands_cosmos3"]
+    stated["label"] = stated["label"].removesuffix(ASKED) + ASKED
+    stated["sha256"] = weight_digests(folder)
     write_json(folder / "checkpoint.json", facts)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from strands_cosmos3.resources import write_whole
 from strands_cosmos3.robots.model import pose_of
 from strands_cosmos3.sim.scene import Layout
 from strands_cosmos3.worlds.arms import Robot
-from strands_cosmos3.worlds.table.demo_config import DemoConfig
+from strands_cosmos3.worlds.table.demo_config import DemoConfig, DemoTask
 from strands_cosmos3.worlds.table.demonstrations import DemoCollector, EpisodeRecorder
 from strands_cosmos3.worlds.table.grammar import COLOURS, parse_instruction
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
@@ -56,6 +56,7 @@ class PictureOptions:
     episodes: int = 25  # of a played shard
     seed: int = 0
     looks: float = 0.6  # largest scale of random looks
+    tasks: tuple[DemoTask, ...] = DemoConfig.tasks  # that are played
 
 
 def sees(scene: RandomizedScene, collector: DemoCollector) -> NDArray[np.uint8]:
@@ -230,7 +231,7 @@ class PlayedCollector(DemoCollector):
 def config_of(looks: float) -> DemoConfig:
     """Return what tables and demonstrations are drawn from."""
     return DemoConfig(
-        ticks=75, perturbed=0.3, wandering=0.1, home=0.5, visual_randomization=looks / 2
+        ticks=130, perturbed=0.2, wandering=0.1, home=0.5, visual_randomization=looks / 2
     )
 
 
@@ -242,10 +243,12 @@ def posed_shard(seed: int, pictures: int, looks: float) -> dict[str, NDArray[Any
         return stacked([next(drawn) for _ in range(pictures)])
 
 
-def played_shard(seed: int, episodes: int, looks: float) -> dict[str, NDArray[Any]]:
+def played_shard(
+    seed: int, episodes: int, looks: float, tasks: tuple[DemoTask, ...] = DemoConfig.tasks
+) -> dict[str, NDArray[Any]]:
     """Return arrays of episodes' pictures; ``start`` is the index of each episode's first one."""
     seen: list[dict[str, Any]] = []
-    with PlayedCollector(config_of(looks)) as collector:
+    with PlayedCollector(replace(config_of(looks), tasks=tasks)) as collector:
         for episode in range(episodes):
             record: Any = collector.record(seed, episode)
             first = len(seen)
@@ -270,7 +273,7 @@ def main(options: PictureOptions) -> None:
         if options.kind == "posed":
             arrays = posed_shard(number, options.pictures, options.looks)
         else:
-            arrays = played_shard(number, options.episodes, options.looks)
+            arrays = played_shard(number, options.episodes, options.looks, options.tasks)
         write_whole(path, lambda unfinished, arrays=arrays: _save(unfinished, arrays))
         cpu_s = time.process_time() - cpu_s
         print(f"{path.name}: {len(arrays['picture'])} pictures, {cpu_s:.0f} CPU s", flush=True)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from recipes.own_eyes.folder import EMBEDDING, HEAD, VISION, write_sight
+from recipes.own_eyes.folder import EMBEDDING, HEAD, POLICY_WORDS, VISION, write_sight
 from recipes.own_eyes.questions import (
     IS_CLOSED,
     MERGES,
@@ -43,13 +43,15 @@ from strands_cosmos3.reasoner.reasoner import Reasoner
 from strands_cosmos3.resources import load_json, write_whole
 from strands_cosmos3.worlds.table.phrases import GOALS, plain
 
-KNOWN_WORDS = 479
 _GOAL_WORDS = [plain(goal) for goal in range(len(GOALS))]
 _AUXILIARY = {"cubes_m": 9, "present": 3, "held": 4, "opening": 1, "achieved": 9}
 _UNIT_M = 0.1
 _SAVE_S = 120.0
 _PLAYED = 1 / 3  # of the single pictures
 _DONE = 0.6  # of the films end where a goal is achieved
+_JUST_DONE = 0.6  # of these end where it is achieved at last, as an episode does
+_NEARLY = 4  # pictures before that, which no film without success ends with
+_HARDEST = 0.6  # of these are asked about the last of the achieved goals
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,15 @@ class Batches(Dataset[Batch]):
         self.sight = sight
         self.posed = posed
         self.played = played
-        achieved = played["achieved"].any(1)
-        self._among = [np.flatnonzero(achieved == done) for done in (False, True)]
-        if min(map(len, self._among)) == 0:  # a trial with few pictures
-            self._among = [np.arange(len(achieved))] * 2
+        achieved, start = played["achieved"], played["start"]
+        goes_on = np.append(False, start[1:] == start[:-1])[:, None]
+        first = achieved & ~(np.roll(achieved, 1, axis=0) & goes_on)
+        self._done = [np.flatnonzero(done) for done in achieved.T if done.any()]
+        self._just_done = [np.flatnonzero(done) for done in first.T if done.any()]
+        undone = ~achieved.any(1)
+        for before in range(1, _NEARLY + 1):  # what looks like success is none yet
+            undone &= ~(np.roll(first.any(1), -before) & (start == np.roll(start, -before)))
+        self._undone = np.flatnonzero(undone)
         self.options: TrainOptions | None = None
 
     def __getitem__(self, step: int) -> Batch:
@@ -145,10 +152,13 @@ class Batches(Dataset[Batch]):
             among = self.played if played else self.posed
             rows.append((int(rng.integers(len(among["picture"]))), played, None))
         for _ in range(options.films):
-            among = self._among[rng.random() < _DONE]
+            among = self._undone
+            if self._done and rng.random() < _DONE:  # all goals equally often: the bin is rare
+                ends = self._just_done if rng.random() < _JUST_DONE else self._done
+                among = ends[int(rng.integers(len(ends)))]
             last = int(rng.choice(among))
             rows.append((last, True, int(self.played["start"][last])))
-        return self.made(rows, rng, augmented=True)
+        return _together(self.made(rows, rng, augmented=True))
 
     def made(
         self,
@@ -227,7 +237,8 @@ def _asked(
     """Ask about an achieved goal, the pursued one, and others that are alike."""
     achieved = shard["achieved"][i]
     if achieved.any():
-        goal = int(rng.choice(np.flatnonzero(achieved)))
+        done = np.flatnonzero(achieved)  # a cube that is picked up is reached, too
+        goal = int(done[-1] if rng.random() < _HARDEST else rng.choice(done))
         alike = (3 * rng.integers(3) + goal % 3, 3 * (goal // 3) + rng.integers(3))
         goals = {goal, int(rng.choice(alike))}
     else:
@@ -286,7 +297,7 @@ def fresh_folder(out: Path, bundled: Path, seed: int) -> Path:
     new = len(MERGES) + len(PADS) + len(WORDS)
     text: dict[str, torch.Tensor] = {
         EMBEDDING: torch.randn(new, width),
-        HEAD: torch.randn(KNOWN_WORDS + new, width) * 0.02,
+        HEAD: torch.randn(POLICY_WORDS + new, width) * 0.02,
     }
     for key, shape in weights.shapes.items():
         if key != HEAD and not read_by_policy(key, layers):
@@ -316,7 +327,7 @@ class Training:
         if not folder.exists():
             fresh_folder(folder, self.bundled, options.seed)
         reasoner = Reasoner.from_pretrained(folder, device=options.device, dtype=torch.float32)
-        self.sight = Sight(reasoner, KNOWN_WORDS)
+        self.sight = Sight(reasoner, POLICY_WORDS)
         self.device = self.sight.device
         self.auxiliary = Auxiliary(20, self.sight.head.shape[1]).to(self.device)
         self._shards = Shards(options.pictures)
@@ -400,7 +411,6 @@ class Training:
                 batch_size=None,
                 sampler=range(self.step, options.steps),
                 num_workers=options.workers,
-                collate_fn=_together,
             ):
                 if before + _cpu_s() > options.limit_s:
                     break

@@ -239,10 +239,10 @@ def test_a_judge_that_cannot_be_made_is_refused_before_anything_runs(judges, tmp
 
 
 def test_a_checkpoint_without_eyes_is_refused_before_anything_runs(tmp_path, capsys):
-    """The bundled one, which is evaluated, is the judge unless another is named."""
-    out = tmp_path / "run"
-    arguments = ["--tasks", "reach", "--seeds", "1", "--judge", "reasoner", "--out", str(out)]
-    assert main(["evaluate", *arguments]) == 1
+    """The checkpoint that is evaluated is the judge unless another is named."""
+    blind, out = write_checkpoint(tmp_path / "blind"), tmp_path / "run"
+    arguments = ["--tasks", "reach", "--seeds", "1", "--model", str(blind)]
+    assert main(["evaluate", *arguments, "--judge", "reasoner", "--out", str(out)]) == 1
     assert "lacks the vision encoder (vision_encoder/)" in " ".join(capsys.readouterr().err.split())
     assert not out.exists()
 

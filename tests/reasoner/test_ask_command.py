@@ -10,8 +10,8 @@ from PIL import Image
 
 from helpers.environments import ROOT
 from reasoner.conftest import QUESTION
+from recipes.random_checkpoint import write_checkpoint
 from strands_cosmos3.cli import main
-from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.films import VideoWriter
 from strands_cosmos3.reasoner.options import AskOptions
 
@@ -83,8 +83,9 @@ def test_what_cannot_be_answered_says_why(flags, status, problem, seeing, capsys
     assert problem in printed.err + printed.out
 
 
-def test_a_checkpoint_without_eyes_says_what_is_missing(capsys):
-    assert main(["ask", "--model", str(embedded_checkpoint()), QUESTION]) == 1
+def test_a_checkpoint_without_eyes_says_what_is_missing(tmp_path, capsys):
+    blind = write_checkpoint(tmp_path / "blind")
+    assert main(["ask", "--model", str(blind), QUESTION]) == 1
     assert "It lacks the vision encoder (vision_encoder/)" in capsys.readouterr().err
 
 

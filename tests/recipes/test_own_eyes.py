@@ -10,11 +10,11 @@ from transformers import AutoModelForImageTextToText
 
 pytest.importorskip("mujoco")
 
-from recipes.own_eyes.folder import EMBEDDING, HEAD, HW, read_by_policy, write_sight
+from recipes.own_eyes.folder import EMBEDDING, HEAD, HW, POLICY_WORDS, read_by_policy, write_sight
 from recipes.own_eyes.pictures import NOTHING, played_shard, posed_shard
 from recipes.own_eyes.questions import SUCCEEDED, WHICH_COLOURS, colours_said, nearest_said
 from recipes.own_eyes.sight import Sight, Written, signed
-from recipes.own_eyes.train import KNOWN_WORDS, Training, TrainOptions, fresh_folder
+from recipes.own_eyes.train import Training, TrainOptions, fresh_folder
 from strands_cosmos3.embedded import embedded_checkpoint
 from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.weights import checkpoint_key, parameter_shapes
@@ -38,7 +38,7 @@ def untrained(bundled, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sight(untrained):
-    return Sight(Reasoner.from_pretrained(untrained), KNOWN_WORDS)
+    return Sight(Reasoner.from_pretrained(untrained), POLICY_WORDS)
 
 
 def test_the_policy_s_tensors_keep_their_bits(bundled, untrained):
@@ -49,7 +49,8 @@ def test_the_policy_s_tensors_keep_their_bits(bundled, untrained):
     for key in before.weights.shapes:
         ((_, old),) = before.weights.parts({key: (key, ())})
         ((_, new),) = after.weights.parts({key: (key, ())})
-        if not torch.equal(old, new[: len(old)]) or (old.shape != new.shape and key != EMBEDDING):
+        rows = POLICY_WORDS if key == EMBEDDING else len(old)
+        if not torch.equal(old[:rows], new[:rows]) or old.shape[1:] != new.shape[1:]:
             changed.append(key)
     assert HEAD in changed
     assert not any(read_by_policy(key, 4) for key in changed)
@@ -75,7 +76,7 @@ def test_the_policy_s_words_keep_their_tokens(bundled, untrained):
     for answer in ("red", "green", "blue", "yes", "no"):
         assert len(ours.encode(answer).ids) == 1
         assert ours.decode(ours.encode(answer).ids) == answer
-    assert ours.get_vocab_size() == KNOWN_WORDS + 21
+    assert ours.get_vocab_size() == POLICY_WORDS + 21
 
 
 def test_eyes_are_small_enough_for_the_wheel(untrained):
