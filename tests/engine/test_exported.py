@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from dataclasses import fields, replace
 
 import numpy as np
@@ -14,6 +15,11 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from helpers.cosmos3_oracle import CHUNK, Case, engine, given_actions, request  # noqa: E402
+from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
+from strands_cosmos3.backends.onnx import OnnxBackend  # noqa: E402
+from strands_cosmos3.backends.options import BackendOptions  # noqa: E402
+from strands_cosmos3.embedded import embedded_checkpoint  # noqa: E402
+from strands_cosmos3.embodiments import get_embodiment  # noqa: E402
 from strands_cosmos3.engine.checkpoint import Checkpoint  # noqa: E402
 from strands_cosmos3.engine.engine import Cosmos3Engine  # noqa: E402
 from strands_cosmos3.engine.exported.engine import OnnxEngine  # noqa: E402
@@ -28,6 +34,7 @@ from strands_cosmos3.errors import (  # noqa: E402
     ShapeError,
 )
 from strands_cosmos3.observe.views import canvas_hw  # noqa: E402
+from strands_cosmos3.types import Request  # noqa: E402
 
 CANVAS = 96, 128
 TOLERANCE = 5e-5
@@ -210,6 +217,36 @@ def test_what_was_not_exported_is_refused(graphs, opened, asked, checkpoints, tm
                 action_chunk=12,
             )
         )
+
+
+def test_the_bundled_policy_s_graphs_answer_as_the_engine_does():
+    """Rows within 1e-5, its score, and its film to a grey level."""
+    options = BackendOptions(engine=EngineOptions(decode_video="preview"))
+    droid, pose = get_embodiment("droid"), np.diag([1.0, -1.0, -1.0, 1.0])
+    pose[:3, 3] = 0.48, 0.0, 0.24
+    blocks = np.random.RandomState(2).randint(0, 256, (8, 8, 3), np.uint8)
+    asked = Request(
+        embodiment=droid,
+        action_space=droid.action_space("midtrain"),
+        instruction="pick up the red cube",
+        n_rows=16,
+        q_rad=None,
+        gripper=1.0,
+        composite=blocks.repeat(16, axis=0).repeat(19, axis=1),
+        limb_poses={"arm": pose},
+        seed=3,
+    )
+    found = []
+    for make in (OnnxBackend, NativeBackend):
+        with closing(make(embedded_checkpoint(), options)) as backend:
+            chunk = backend.infer(asked)
+            found.append((chunk, replace(backend.info, name=""), backend.model_sha256))
+    (ours, *facts), (theirs, *native_facts) = found
+    assert facts == native_facts
+    np.testing.assert_allclose(ours.action, theirs.action, rtol=0, atol=1e-5)
+    assert ours.scores == pytest.approx(theirs.scores, abs=1e-5)
+    assert ours.video.shape == theirs.video.shape == (17, 128, 144, 3)
+    assert np.abs(ours.video.astype(int) - theirs.video).max() <= 1
 
 
 _WITHOUT_TORCH = """
