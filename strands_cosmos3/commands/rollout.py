@@ -261,7 +261,7 @@ class RolloutCommand:
     arm.
     """
     on_stall: Literal["report", "stop", "retreat"] = "report"
-    """What follows where the arm stays on the spot for 4 s while its chunks repeat: count it, as it
+    """What follows where the arm stays on the spot for 6 s while its chunks repeat: count it, as it
     is in any case (report), end the episode as a fault (stop), or lead the hand back by 10 cm and
     aside by 4 cm and ask again, at most three times before it stops (retreat).
     """

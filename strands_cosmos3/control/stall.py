@@ -23,7 +23,7 @@ from strands_cosmos3.types import ArmGeometry, JointTrajectory
 OnStall = Literal["report", "stop", "retreat"]
 """What follows from a stall: it is counted; the loop ends as well; or the arm retreats."""
 
-STALL_S = 4.0
+STALL_S = 6.0
 """Time without progress after which an arm is stalled."""
 RETREAT_M, ASIDE_M = 0.1, 0.04
 """How far a hand retreats, and then goes aside."""

@@ -53,7 +53,7 @@ def chunk(q_end, arm, rows: int = 16) -> JointTrajectory:
     return JointTrajectory(np.tile(q_end, (rows, 1)), np.arange(1, rows + 1) / FPS, arm=arm)
 
 
-def stalls(where, end, arm, seconds: float = 9.0) -> list[float]:
+def stalls(where, end, arm, seconds: float = 13.0) -> list[float]:
     """When a monitor notices stalls of an arm that is at where(t) and gets chunks to end(t)."""
     monitor, found = ProgressMonitor(), []
     for tick in range(round(seconds * 50)):
@@ -69,10 +69,10 @@ def base_turned(angle_rad: float):
     return HOME_Q + np.eye(7)[0] * angle_rad
 
 
-def test_an_arm_that_rests_while_chunks_repeat_is_stalled_every_four_seconds(arm):
+def test_an_arm_that_rests_while_chunks_repeat_is_stalled_every_six_seconds(arm):
     first, second = stalls(lambda t: HOME_Q, lambda t: HOME_Q, arm)
-    assert 3.7 < first < 4.5
-    assert 3.7 < second - first < 4.7
+    assert 5.7 < first < 6.5
+    assert 5.7 < second - first < 6.7
 
 
 def test_an_arm_that_circles_on_the_spot_is_stalled(arm):
@@ -189,7 +189,7 @@ def test_a_stall_is_counted_and_ends_the_loop_if_it_is_to(arm, on_stall):
     try:
         if on_stall == "report":
             ticks(loop, 15)
-            assert loop.counters["stalled"] == 3
+            assert loop.counters["stalled"] == 2
         else:
             with pytest.raises(ControlError, match="has stalled"):
                 ticks(loop, 15)
@@ -277,13 +277,13 @@ def test_an_episode_that_stalls(on_stall):
     backend = Idle()
     with Cosmos3Policy(backend=backend, robot="panda") as policy:
         rollout = Robot("panda").run_policy(
-            task="reach", policy=policy, duration=12, on_stall=on_stall, latency=0.1
+            task="reach", policy=policy, duration=14, on_stall=on_stall, latency=0.1
         )
     counters = rollout.counters
     if on_stall == "stop":
         assert rollout.outcome is Outcome.FAULT
         assert "has stalled" in rollout.fault
-        assert rollout.duration_s < 8
+        assert rollout.duration_s < 11
     else:
         assert rollout.outcome is Outcome.TIMEOUT
     assert counters["stalled"] >= 1
