@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import report
-from strands_cosmos3.embedded import embedded_checkpoint
+from strands_cosmos3.commands import evaluate
 from strands_cosmos3.evaluation.folder import without_times
 from strands_cosmos3.evaluation.runner import AssignmentRunner
 from strands_cosmos3.evaluation.settings import make_settings
@@ -38,6 +38,7 @@ def run(
     episodes: int = 21,
     worker: bool = False,
     profile: int = 0,
+    backend: str | None = None,
 ) -> dict[str, Any]:
     """Return the CPU seconds of an episode in both trees, and the ratio of episodes a CPU minute.
 
@@ -47,14 +48,17 @@ def run(
         episodes: Episodes, after one that warms up.
         worker: Instead, be a tree's worker: run an episode for each line of standard input.
         profile: Instead, profile this tree, and show so many functions.
+        backend: What infers; None is each tree's default. Records are equal to the bit with the
+            same one only, e.g. ``native``.
     """
     if worker or before is None:
-        return _work(task, episodes, profile)
+        return _work(task, episodes, profile, backend)
     spent: dict[str, list[float]] = {"before": [], "now": []}
     equal: list[bool] = []
     with ExitStack() as started:
         trees = {"before": before.resolve(), "now": Path(__file__).resolve().parents[1]}
         line = [sys.executable, __file__, "--worker", "--task", task, "--episodes", str(episodes)]
+        line += [] if backend is None else ["--backend", backend]
         processes = {
             name: started.enter_context(
                 subprocess.Popen(
@@ -89,10 +93,12 @@ def run(
     }
 
 
-def _work(task: str, episodes: int, profile: int) -> dict[str, Any]:
+def _work(task: str, episodes: int, profile: int, backend: str | None) -> dict[str, Any]:
     """Print the record of an episode for each line of standard input, or profile all episodes."""
-    model = str(embedded_checkpoint("droid"))
-    settings = make_settings({"tasks": task, "seeds": episodes + 1, "model": model, "films": 0})
+    options = {"tasks": task, "seeds": episodes + 1, "films": 0, "backend": backend}
+    options = {name: value for name, value in options.items() if value is not None}
+    evaluate._choose_checkpoint(options)
+    settings = make_settings(options)
     runner = AssignmentRunner(settings)
     for assignment in settings.plan() if not profile else ():
         if not sys.stdin.readline():
