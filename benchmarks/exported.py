@@ -1,7 +1,7 @@
 """CPU time of the bundled policy's chunk by its exported graphs, against PyTorch's engine of
-another checkout, each in a process of its own, in alternating rounds.
+another checkout (``git worktree add /tmp/before 605a3876``), each in a process of its own, in
+alternating rounds.
 
-    git worktree add /tmp/before 605a3876
     python benchmarks/exported.py --baseline /tmp/before [--film]
 
 With ``--film`` the chunk has its predicted video, as many frames as a filmed rollout shows.

@@ -439,6 +439,7 @@ OF_OTHER_PROGRAMS = (
     *("help", "version", "flag", "no-flag", "head", "logdir", "repo-type"),
     *("nproc-per-node", "nnodes", "master-addr", "master-port"),  # torchrun's
     *("line", "track", "mark"),  # colours of a page
+    "tyro-print-completion",  # tyro's, of every program
     *("repo-id", "root", "push-to-hub"),  # LeRobot's converter
     *("no-deps", "hash", "require-hashes", "disable-pip-version-check", "dest", "requirement"),
     *("no-binary", "only-binary", "implementation", "abi", "python-version", "platform"),  # pip's

@@ -11,6 +11,7 @@ from strands_cosmos3 import Cosmos3Policy
 from strands_cosmos3.backends import make_backend
 from strands_cosmos3.backends.base import Backend, BackendInfo, WrappedBackend
 from strands_cosmos3.errors import ConfigError
+from strands_cosmos3.input_monitor import InputMonitor
 from strands_cosmos3.types import ActionChunk, Mode
 
 STATE = {f"joint_{i}": 0.1 * i for i in range(7)} | {"gripper": 1.0}
@@ -36,7 +37,8 @@ class Minimal(Backend):
 def test_a_backend_needs_only_infer():
     backend = make_backend(Minimal())
     assert backend.info.modes == (Mode.POLICY,)
-    assert dict(backend.counters) == {}
+    watched = dict.fromkeys(InputMonitor.counters, 0)  # whatever the backend is
+    assert dict(backend.counters) == watched
     assert backend.cancel() is False
     with Cosmos3Policy(backend=backend) as policy:
         steps = policy.get_actions_sync(STATE, "reach the red cube")
@@ -45,7 +47,7 @@ def test_a_backend_needs_only_infer():
         assert (policy.model_sha256, policy.prefix_rows, dict(policy.counters)) == (
             None,
             0,
-            {},
+            watched,
         )
     assert len(steps) == 16
     assert set(steps[0].values()) == {0.25}

@@ -96,7 +96,7 @@ def full_queues_refuse(port: int) -> None:
     def ask(number: int) -> str:
         with service(port) as backend:
             try:
-                backend.infer(replace(request(seed=number), instruction="sleep 2"))
+                backend.infer(replace(request(seed=number), instruction="sleep 5"))
             except ServiceBusyError as error:
                 return "refused" if error.retry_after_s > 0 else "untyped"
             return "answered"
