@@ -25,7 +25,7 @@ from strands_cosmos3.engine.checkpoint import Checkpoint
 from strands_cosmos3.engine.processor import Cosmos3PolicyProcessor
 from strands_cosmos3.engine.request import pixel_to_latent_shape
 from strands_cosmos3.errors import ConfigError
-from strands_cosmos3.extras import Extra
+from strands_cosmos3.extras import EXTRAS, Extra
 from strands_cosmos3.serving.served import ServedPolicy
 from strands_cosmos3.sim.render import Renderer
 
@@ -111,6 +111,22 @@ def test_onnx_runs_it_where_it_heeds_every_option(monkeypatch):
         assert PolicyOptions.of(option).bundled_backend == "native", option
     monkeypatch.setattr(Extra, "absent", ("onnxruntime",))
     assert PolicyOptions().bundled_backend == "native"
+
+
+def test_a_copy_of_it_runs_as_graphs_where_torch_is_absent(monkeypatch, tmp_path):
+    """Its message would ask for PyTorch, although all that it needs is there."""
+    folder = embedded_checkpoint()
+    (tmp_path / "bare").mkdir()
+    names = {extra: name for name, extra in EXTRAS.items()}
+    missing = {"engine": ("torch",), "onnx": ()}
+    monkeypatch.setattr(Extra, "absent", property(lambda extra: missing[names[extra]]))
+    assert PolicyOptions().backend_with(folder) == "onnx"
+    assert PolicyOptions().backend_with(str(folder)) == "onnx"
+    assert PolicyOptions().backend_with(tmp_path / "bare") == "native"
+    assert PolicyOptions.of({"quantize": "int8"}).backend_with(folder) == "native"
+    assert PolicyOptions.of({"backend": "native"}).backend_with(folder) == "native"
+    missing["engine"] = ()
+    assert PolicyOptions().backend_with(folder) == "native"
 
 
 _WITHOUT = """

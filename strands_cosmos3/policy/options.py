@@ -196,14 +196,20 @@ class PolicyOptions:
         return value if argument is None else argument
 
     def backend_with(self, model: Any, default: str = "native") -> str:
-        """Return the backend, or the one that follows from a model and the other options."""
+        """Return the backend, or the one that follows from a model and the other options: without
+        PyTorch, a checkpoint's exported graphs run it.
+        """
         if self.backend is not None:
             return self.backend
         if model is None and changed_options(self.service):
             return "service"
         if self.parallel.ranks > 1:
             return "distributed"
-        return default if model is None else "native"
+        if model is None:
+            return default
+        exported = isinstance(model, str | Path) and (Path(model) / "onnx/export.json").is_file()
+        only = EXTRAS["engine"].absent and not EXTRAS["onnx"].absent and heeds("onnx", self)
+        return "onnx" if exported and only else "native"
 
     @property
     def bundled_backend(self) -> str:

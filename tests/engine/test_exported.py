@@ -190,7 +190,9 @@ def test_a_changed_graph_is_refused(graphs, tmp_path):
 def test_a_damaged_record_is_refused(graphs, tmp_path, text):
     folder = shutil.copytree(graphs["silu"][1], tmp_path / "c")
     (folder / EXPORT).write_text(text)
-    with pytest.raises(LayoutError, match="export"):
+    with pytest.raises(
+        LayoutError, match=rf"ake it with strands-cosmos3 export --model {tmp_path}"
+    ):
         OnnxEngine.from_exported(folder)
 
 

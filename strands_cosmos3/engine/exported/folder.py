@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from os.path import normpath
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,14 @@ class Exported:
             DigestError: A graph is missing, or its bytes are others than were written.
         """
         path = folder / EXPORT
-        values: dict[str, Any] = read_json(path, LayoutError, f"{_REMEDY} CHECKPOINT.")
+        beside = folder.resolve().parent  # where an export lies unless told otherwise
+        hint = f"{_REMEDY.capitalize()} {beside}."
+        values: dict[str, Any] = read_json(path, LayoutError, hint)
+        remedy = f"{_REMEDY} {normpath(folder / str(values.get('checkpoint', beside)))}."
         if values.get("format") != FORMAT:
             raise LayoutError(
                 f"{path} has format {values.get('format')!r}, and this version reads {FORMAT}; "
-                f"{_REMEDY} {values.get('checkpoint', 'CHECKPOINT')}."
+                f"{remedy}"
             )
         try:
             graphs = {
@@ -92,13 +96,12 @@ class Exported:
             stated: dict[str, Any] = {name: as_tuples(value) for name, value in values.items()}
             record = cls(**{**stated, "graphs": graphs})
         except (AttributeError, KeyError, TypeError, InputError) as error:
-            raise LayoutError(f"{path} is damaged ({error}); {_REMEDY} CHECKPOINT.") from None
+            raise LayoutError(f"{path} is damaged ({error}); {remedy}") from None
         for graph in record.graphs.values():
             path = contained(folder / graph.file, folder, "export", LayoutError)
             if not path.is_file() or sha256(path) != graph.sha256:
                 raise DigestError(
-                    f"{path} is missing, or is not the graph that {EXPORT} records; {_REMEDY} "
-                    f"{record.checkpoint}."
+                    f"{path} is missing, or is not the graph that {EXPORT} records; {remedy}"
                 )
         return record
 
