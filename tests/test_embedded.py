@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.without_torch import WITHOUT_TORCH
 from strands_cosmos3 import Cosmos3Policy, PolicyOptions, Robot
 from strands_cosmos3.backends.native import NativeBackend
 from strands_cosmos3.cli import main
@@ -129,20 +130,15 @@ def test_a_copy_of_it_runs_as_graphs_where_torch_is_absent(monkeypatch, tmp_path
     assert PolicyOptions().backend_with(folder) == "native"
 
 
-_WITHOUT = """
-import importlib.abc, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "diffusers", "onnx"):
-            raise ModuleNotFoundError(f"no {name} here", name=name)
-
-sys.meta_path.insert(0, Absent())
+_COMMAND = (
+    WITHOUT_TORCH
+    + """
 from strands_cosmos3.cli import main
 status = main(sys.argv[1:])
 assert not {"scipy.stats", "scipy.signal"} & sys.modules.keys()
 sys.exit(status)
 """
+)
 
 
 def test_the_first_command_needs_neither_torch_nor_scipy_s_slow_parts(tmp_path):
@@ -151,7 +147,7 @@ def test_the_first_command_needs_neither_torch_nor_scipy_s_slow_parts(tmp_path):
     outputs = {
         f"--{name}": tmp_path / f"r.{end}" for name, end in (("video", "mp4"), ("json", "json"))
     }
-    command = [sys.executable, "-c", _WITHOUT, "rollout", "--duration", "2"]
+    command = [sys.executable, "-c", _COMMAND, "rollout", "--duration", "2"]
     command += [str(part) for pair in outputs.items() for part in pair]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode in (0, 1), ran.stderr  # two seconds need not be enough

@@ -280,7 +280,8 @@ class Inference(Closeable):
     def _heard(
         self, latents_1CS: Array, request: Cosmos3ActionRequest, clock: Any
     ) -> dict[str, Any]:
-        raise NotImplementedError
+        """What a request gets of its sound: nothing, where none is predicted."""
+        return {}
 
     def _decoded_frames(self, request: Cosmos3ActionRequest) -> int:
         """The number of frames to decode, none of which lies beyond the clip."""

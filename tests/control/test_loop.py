@@ -23,15 +23,7 @@ from strands_cosmos3.errors import (
 from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory, Observation
 
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.active_count()
-    yield
-    until = time.monotonic() + 2.0
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threading.active_count() == before
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
 
 def run(loop, seconds):

@@ -4,8 +4,6 @@ retreat, back along the executed path and aside, within every limit.
 
 from __future__ import annotations
 
-import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -25,6 +23,8 @@ from strands_cosmos3.robots.panda import FER, HOME_Q
 from strands_cosmos3.types import JointTrajectory, Outcome
 from strands_cosmos3.worlds.arms import Robot
 
+pytestmark = pytest.mark.usefixtures("no_thread_is_left")
+
 AWAY_Q = HOME_Q + np.array([0.5, 0.2, 0.0, 0.2, 0.0, 0.0, 0.0])  # the hand is 0.3 m away
 
 
@@ -32,16 +32,6 @@ AWAY_Q = HOME_Q + np.array([0.5, 0.2, 0.0, 0.2, 0.0, 0.0, 0.0])  # the hand is 0
 def arm() -> LimbGeometry:
     ik = LimbIK("panda", check_collisions=False)
     return LimbGeometry(ik, ik.home)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left():
-    before = threading.active_count()
-    yield
-    until = time.monotonic() + 2.0
-    while threading.active_count() > before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert threading.active_count() == before
 
 
 def hands(arm, q_rad):

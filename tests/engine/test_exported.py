@@ -15,6 +15,7 @@ onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 
 from helpers.cosmos3_oracle import CHUNK, Case, engine, given_actions, request  # noqa: E402
+from helpers.without_torch import WITHOUT_TORCH  # noqa: E402
 from strands_cosmos3.backends.native import NativeBackend  # noqa: E402
 from strands_cosmos3.backends.onnx import OnnxBackend  # noqa: E402
 from strands_cosmos3.backends.options import BackendOptions  # noqa: E402
@@ -251,15 +252,9 @@ def test_the_bundled_policy_s_graphs_answer_as_the_engine_does():
     assert np.abs(ours.video.astype(int) - theirs.video).max() <= 1
 
 
-_WITHOUT_TORCH = """
-import importlib.abc, sys
-
-class Absent(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "diffusers", "onnx"):
-            raise ModuleNotFoundError(f"no {name} here", name=name)
-
-sys.meta_path.insert(0, Absent())
+_PLANNING = (
+    WITHOUT_TORCH
+    + """
 from strands_cosmos3.embodiments import get_embodiment
 from strands_cosmos3.policy import Cosmos3Policy
 import numpy as np
@@ -270,6 +265,7 @@ with policy:
     steps = policy.get_actions_sync(seen, "pick up the red cube")
 print(len(steps), sorted(steps[0])[:2], policy.last_rollout["action"].sum())
 """
+)
 
 
 def test_a_policy_acts_without_torch(checkpoints, tmp_path):
@@ -277,7 +273,7 @@ def test_a_policy_acts_without_torch(checkpoints, tmp_path):
     canvas = canvas_hw(540, 640, 480)
     export(Checkpoint.open(folder), folder / "onnx", canvas, (540, 640), 17, False, "..")
     ran = subprocess.run(
-        [sys.executable, "-c", _WITHOUT_TORCH, folder], capture_output=True, text=True, check=False
+        [sys.executable, "-c", _PLANNING, folder], capture_output=True, text=True, check=False
     )
     assert not ran.returncode, ran.stderr
     assert ran.stdout.startswith("16 ")
